@@ -1,0 +1,36 @@
+/*
+ * pb_kvcache: how many KV-cache positions each layer keeps, and which ones.
+ *
+ * This header includes every part of the public interface:
+ *
+ *   version.h    the library's version
+ *   status.h     what a call answers: 0, or a pinned negative code
+ *   allocator.h  where memory comes from
+ *   budget.h     one layer's share of a pyramid
+ *   policy.h     the interface of every decode-time policy
+ *   snapkv.h     SnapKV: score by recent attention, pooled over neighbours
+ *   pyramidkv.h  PyramidKV: SnapKV at this layer's share
+ *
+ * Rules that hold everywhere:
+ *
+ *   - Outputs come last, after the inputs that they depend on, and every output array is followed by its capacity.
+ *   - A call that answers an error has changed nothing: neither the object nor any output.
+ *   - Memory is allocated by `create` functions alone, through the caller's allocator; nothing allocates later.
+ *   - No threads are started, no globals written, nothing printed, no errno set. Objects that are not shared between
+ *     threads need no lock; one object must not be used by two threads at once.
+ *   - Same calls, same bits: on every compiler, optimisation level, instruction set and byte order.
+ *
+ * Usable from C11 and C++.
+ */
+#ifndef PB_KVCACHE_H
+#define PB_KVCACHE_H
+
+#include "pb_kvcache/version.h"
+#include "pb_kvcache/status.h"
+#include "pb_kvcache/allocator.h"
+#include "pb_kvcache/budget.h"
+#include "pb_kvcache/policy.h"
+#include "pb_kvcache/snapkv.h"
+#include "pb_kvcache/pyramidkv.h"
+
+#endif

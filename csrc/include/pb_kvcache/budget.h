@@ -1,0 +1,39 @@
+/* One layer's share of a pyramid: how many positions each layer of a model keeps. PyramidKV, arXiv 2406.02069. */
+#ifndef PB_KVCACHE_BUDGET_H
+#define PB_KVCACHE_BUDGET_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "pb_kvcache/api.h"
+#include "pb_kvcache/status.h"
+
+PB_KVCACHE_EXTERN_C_BEGIN
+
+/* cdef: begin */
+/*
+ * The share of `layer` when `num_layers` layers keep `budget` positions each on average and the first layer keeps
+ * `pyramid_ratio` (r) times what the last one does: an arithmetic sequence, floored once,
+ *
+ *     floor( 2*budget*( r*(L-1) - layer*(r-1) ) / ( (r+1)*(L-1) ) )        budget itself where L = 1
+ *
+ * exact for every argument. A share above UINT32_MAX answers UINT32_MAX; `layer >= num_layers` or a ratio of 0
+ * answers 0. Flooring loses up to num_layers - 1 positions of the total. The recent window is not considered here.
+ */
+PB_KVCACHE_API uint32_t pb_kvcache_pyramid_budget(uint32_t budget, uint32_t layer, uint32_t num_layers,
+                                                  uint32_t pyramid_ratio);
+
+/*
+ * The shares of layers 0 .. num_layers-1 in one call: `shares` has room for `capacity` of them. Unlike the single
+ * share this refuses what it cannot answer: num_layers 0 (PB_KVCACHE_ERROR_NUM_LAYERS), ratio 0
+ * (PB_KVCACHE_ERROR_PYRAMID_RATIO), a share above UINT32_MAX (PB_KVCACHE_ERROR_TOO_LARGE), `capacity` below
+ * `num_layers` (PB_KVCACHE_ERROR_CAPACITY).
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_pyramid_budgets(uint32_t budget, uint32_t num_layers,
+                                                            uint32_t pyramid_ratio, uint32_t *shares,
+                                                            size_t capacity);
+/* cdef: end */
+
+PB_KVCACHE_EXTERN_C_END
+
+#endif

@@ -1,0 +1,40 @@
+/*
+ * SnapKV (arXiv 2404.14469) at decode time: keep what the last few tokens attended to, and the neighbours of that.
+ *
+ * The score of a position is the attention it received over the last `obs_window` observed steps, summed in double.
+ * Scores are pooled: each becomes the maximum over `pool_kernel` kept neighbours, so that a phrase stays whole. The
+ * lowest pooled scores are dropped, the lower position first on a tie. The newest `recent_window` positions are safe.
+ *
+ * Memory: about obs_window * 4 + 20 bytes a position; the whole at creation.
+ */
+#ifndef PB_KVCACHE_SNAPKV_H
+#define PB_KVCACHE_SNAPKV_H
+
+#include <stdint.h>
+
+#include "pb_kvcache/policy.h"
+
+PB_KVCACHE_EXTERN_C_BEGIN
+
+/* cdef: begin */
+typedef struct pb_kvcache_snapkv_params {
+    uint32_t budget;        /* positions kept, > 0 */
+    uint32_t recent_window; /* newest positions, never dropped on score, < budget */
+    uint32_t obs_window;    /* observed decode steps that make the score, > 0 */
+    uint32_t pool_kernel;   /* kept neighbours pooled, odd */
+} pb_kvcache_snapkv_params;
+
+PB_KVCACHE_API extern const pb_kvcache_vtable pb_kvcache_snapkv;
+
+/*
+ * Why would creation refuse these parameters? PB_KVCACHE_OK where only memory can stop it; NULL means the defaults.
+ * The first broken rule in this order: _BUDGET, _OBS_WINDOW, _RECENT_WINDOW, _POOL_KERNEL, _TOO_LARGE.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_snapkv_check(const pb_kvcache_snapkv_params *params);
+/* cdef: end */
+
+#define PB_KVCACHE_SNAPKV_PARAMS_DEFAULT { 512u, 32u, 16u, 7u }
+
+PB_KVCACHE_EXTERN_C_END
+
+#endif

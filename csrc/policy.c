@@ -1,0 +1,348 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+bool pb_kvcache_priv_mul(size_t a, size_t b, size_t *out)
+{
+    if (b != 0 && a > SIZE_MAX / b) {
+        return false;
+    }
+    *out = a * b;
+    return true;
+}
+
+bool pb_kvcache_priv_add(size_t a, size_t b, size_t *out)
+{
+    if (a > SIZE_MAX - b) {
+        return false;
+    }
+    *out = a + b;
+    return true;
+}
+
+static void *malloc_alloc(void *ctx, size_t size)
+{
+    (void)ctx;
+    return malloc(size);
+}
+
+static void malloc_free(void *ctx, void *ptr, size_t size)
+{
+    (void)ctx;
+    (void)size;
+    free(ptr);
+}
+
+bool pb_kvcache_priv_allocator(const pb_allocator *allocator, pb_allocator *out)
+{
+    if (allocator == NULL) {
+        *out = (pb_allocator){malloc_alloc, malloc_free, NULL};
+        return true;
+    }
+    if (allocator->alloc == NULL || allocator->free == NULL) {
+        return false;
+    }
+    *out = *allocator;
+    return true;
+}
+
+/* Bytes of the struct, rounded up so that doubles can follow it. */
+#define HEADER ((sizeof(struct pb_kvcache) + sizeof(double) - 1) / sizeof(double) * sizeof(double))
+
+pb_kvcache_status pb_kvcache_priv_set_bytes(pb_kvcache_priv_shape *shape)
+{
+    size_t bytes;
+    size_t lengths;
+    /* A position costs 4 bytes in `kept` and in each ring slot, and 8 in each array of doubles. */
+    if (!pb_kvcache_priv_add(shape->obs_window, 1 + 2 * (size_t)shape->doubles, &bytes)
+        || !pb_kvcache_priv_mul(bytes, sizeof(uint32_t), &bytes)
+        || !pb_kvcache_priv_mul(bytes, shape->capacity, &bytes)
+        || !pb_kvcache_priv_mul(shape->obs_window, sizeof(uint32_t), &lengths)
+        || !pb_kvcache_priv_add(bytes, lengths, &bytes) || !pb_kvcache_priv_add(bytes, HEADER, &bytes)
+        || bytes > PTRDIFF_MAX) {
+        return PB_KVCACHE_ERROR_TOO_LARGE;
+    }
+    shape->bytes = bytes;
+    return PB_KVCACHE_OK;
+}
+
+pb_kvcache *pb_kvcache_priv_place(void *memory, const pb_kvcache_priv_shape *shape)
+{
+    pb_kvcache *policy = memory;
+    const size_t capacity = shape->capacity;
+    double *doubles = (double *)(void *)((unsigned char *)memory + HEADER);
+    uint32_t *words = (uint32_t *)(void *)(doubles + shape->doubles * capacity);
+    *policy = (pb_kvcache){.shape = *shape};
+    policy->scores = doubles;
+    policy->pooled = shape->doubles < 2 ? doubles : doubles + capacity;
+    policy->kept = words;
+    policy->lengths = words + capacity;
+    policy->history = (float *)(void *)(policy->lengths + shape->obs_window);
+    (void)pb_kvcache_reset(policy);
+    return policy;
+}
+
+pb_kvcache *pb_kvcache_priv_new(const pb_kvcache_priv_shape *shape, const pb_allocator *allocator)
+{
+    pb_allocator chosen;
+    if (!pb_kvcache_priv_allocator(allocator, &chosen)) {
+        return NULL;
+    }
+    void *memory = chosen.alloc(chosen.ctx, shape->bytes);
+    if (memory == NULL) {
+        return NULL;
+    }
+    pb_kvcache *policy = pb_kvcache_priv_place(memory, shape);
+    policy->allocator = chosen;
+    return policy;
+}
+
+pb_kvcache_status pb_kvcache_priv_on_decode_step(pb_kvcache *policy, uint32_t pos, const float *attn, size_t attn_len)
+{
+    if (policy == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    const size_t kept_count = policy->kept_count;
+    if (kept_count > 0 && pos <= policy->kept[kept_count - 1]) {
+        return PB_KVCACHE_ERROR_POSITION;
+    }
+    if (attn != NULL && attn_len != kept_count) {
+        return PB_KVCACHE_ERROR_ATTN_LEN;
+    }
+    if (attn != NULL && !pb_kvcache_priv_weights_ok(attn, kept_count)) {
+        return PB_KVCACHE_ERROR_ATTN_VALUE;
+    }
+    if (kept_count >= policy->shape.capacity) {
+        return PB_KVCACHE_ERROR_FULL;
+    }
+    if (attn != NULL && policy->shape.rules->observe != NULL) {
+        policy->shape.rules->observe(policy, attn);
+    }
+    policy->kept[kept_count] = pos;
+    if (policy->shape.rules->join != NULL) {
+        policy->shape.rules->join(policy);
+    }
+    policy->kept_count = kept_count + 1;
+    return PB_KVCACHE_OK;
+}
+
+/* The kept positions that may be dropped: indices *first .. *first + (returned count) - 1. */
+static size_t candidates(const pb_kvcache *policy, size_t *first)
+{
+    const size_t kept_count = policy->kept_count;
+    const size_t recent = policy->shape.recent_window < kept_count ? policy->shape.recent_window : kept_count;
+    size_t pinned = 0;
+    while (pinned < kept_count && policy->kept[pinned] < policy->shape.sinks) {
+        ++pinned;
+    }
+    *first = pinned;
+    return kept_count - recent > pinned ? kept_count - recent - pinned : 0;
+}
+
+size_t pb_kvcache_evict_count(const pb_kvcache *policy, uint32_t budget)
+{
+    if (policy == NULL) {
+        return 0;
+    }
+    const size_t target = budget < policy->shape.effective ? budget : policy->shape.effective;
+    if (policy->kept_count <= target) {
+        return 0;
+    }
+    size_t first;
+    const size_t excess = policy->kept_count - target;
+    const size_t most = candidates(policy, &first);
+    return excess < most ? excess : most;
+}
+
+void pb_kvcache_priv_close_gaps(void *array, size_t n, size_t size, const uint32_t *chosen, size_t count)
+{
+    unsigned char *bytes = array;
+    for (size_t i = 0; i < count; ++i) {
+        const size_t from = (size_t)chosen[i] + 1;
+        const size_t to = i + 1 < count ? chosen[i + 1] : n;
+        memmove(bytes + (chosen[i] - i) * size, bytes + from * size, (to - from) * size);
+    }
+}
+
+size_t pb_kvcache_priv_evict(pb_kvcache *policy, uint32_t budget, uint32_t *victims, size_t capacity)
+{
+    const size_t count = pb_kvcache_evict_count(policy, budget);
+    if (count == 0 || victims == NULL || capacity < count) {
+        return 0;
+    }
+    size_t first;
+    const size_t most = candidates(policy, &first);
+    policy->shape.rules->choose(policy, first, most, count, victims); /* indices; positions below */
+    if (policy->shape.rules->forget != NULL) {
+        policy->shape.rules->forget(policy, victims, count);
+    }
+    /* The victims' positions leave `kept` for `victims` while the gaps close behind them. */
+    uint32_t *kept = policy->kept;
+    size_t write = victims[0];
+    for (size_t i = 0; i < count; ++i) {
+        const size_t index = victims[i];
+        const size_t end = i + 1 < count ? victims[i + 1] : policy->kept_count;
+        victims[i] = kept[index];
+        memmove(kept + write, kept + index + 1, (end - index - 1) * sizeof(uint32_t));
+        write += end - index - 1;
+    }
+    policy->kept_count -= count;
+    return count;
+}
+
+size_t pb_kvcache_priv_memory_bytes(const pb_kvcache *policy)
+{
+    return policy == NULL ? 0 : policy->shape.bytes;
+}
+
+void pb_kvcache_priv_destroy(pb_kvcache *policy)
+{
+    if (policy != NULL && policy->allocator.free != NULL) {
+        const pb_allocator allocator = policy->allocator;
+        allocator.free(allocator.ctx, policy, policy->shape.bytes);
+    }
+}
+
+size_t pb_kvcache_kept_count(const pb_kvcache *policy)
+{
+    return policy == NULL ? 0 : policy->kept_count;
+}
+
+pb_kvcache_status pb_kvcache_kept(const pb_kvcache *policy, uint32_t *positions, size_t capacity)
+{
+    if (policy == NULL || (positions == NULL && policy->kept_count > 0)) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    if (capacity < policy->kept_count) {
+        return PB_KVCACHE_ERROR_CAPACITY;
+    }
+    if (policy->kept_count > 0) {
+        memcpy(positions, policy->kept, policy->kept_count * sizeof(uint32_t));
+    }
+    return PB_KVCACHE_OK;
+}
+
+/* The index of a kept position, or kept_count. */
+static size_t index_of(const pb_kvcache *policy, uint32_t pos)
+{
+    size_t low = 0;
+    size_t high = policy->kept_count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (policy->kept[middle] < pos) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < policy->kept_count && policy->kept[low] == pos ? low : policy->kept_count;
+}
+
+int pb_kvcache_contains(const pb_kvcache *policy, uint32_t pos)
+{
+    return policy != NULL && index_of(policy, pos) < policy->kept_count;
+}
+
+uint32_t pb_kvcache_effective_budget(const pb_kvcache *policy)
+{
+    return policy == NULL ? 0 : policy->shape.effective;
+}
+
+uint32_t pb_kvcache_capacity(const pb_kvcache *policy)
+{
+    return policy == NULL ? 0 : policy->shape.capacity;
+}
+
+pb_kvcache_status pb_kvcache_window_score(const pb_kvcache *policy, uint32_t pos, double *score)
+{
+    if (policy == NULL || score == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    if (policy->shape.rules->score == NULL) {
+        return PB_KVCACHE_ERROR_UNSUPPORTED;
+    }
+    const size_t index = index_of(policy, pos);
+    if (index == policy->kept_count) {
+        return PB_KVCACHE_ERROR_NOT_KEPT;
+    }
+    *score = policy->shape.rules->score(policy, index);
+    return PB_KVCACHE_OK;
+}
+
+pb_kvcache_status pb_kvcache_reset(pb_kvcache *policy)
+{
+    const uint32_t zero = 0;
+    return pb_kvcache_seed(policy, &zero, 1, NULL, 0);
+}
+
+pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint32_t *positions, size_t count, const float *attn,
+                                  size_t rows)
+{
+    if (policy == NULL || (positions == NULL && count > 0) || (attn == NULL && rows > 0 && count > 0)) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    if (count > policy->shape.capacity) {
+        return PB_KVCACHE_ERROR_FULL;
+    }
+    for (size_t i = 1; i < count; ++i) {
+        if (positions[i] <= positions[i - 1]) {
+            return PB_KVCACHE_ERROR_POSITION;
+        }
+    }
+    size_t weights;
+    size_t bytes;
+    if (!pb_kvcache_priv_mul(rows, count, &weights) || !pb_kvcache_priv_mul(weights, sizeof(float), &bytes)) {
+        return PB_KVCACHE_ERROR_TOO_LARGE;
+    }
+    if (weights > 0 && !pb_kvcache_priv_weights_ok(attn, weights)) {
+        return PB_KVCACHE_ERROR_ATTN_VALUE;
+    }
+    const pb_kvcache_priv_rules *rules = policy->shape.rules;
+    policy->kept_count = 0;
+    policy->cursor = 0;
+    if (rules->clear != NULL) {
+        rules->clear(policy);
+    }
+    for (size_t i = 0; i < count; ++i) {
+        policy->kept[i] = positions[i];
+        if (rules->join != NULL) {
+            policy->kept_count = i;
+            rules->join(policy);
+        }
+    }
+    policy->kept_count = count;
+    for (size_t row = 0; rules->observe != NULL && row < rows; ++row) {
+        rules->observe(policy, attn + row * count);
+    }
+    return PB_KVCACHE_OK;
+}
+
+pb_kvcache_status pb_kvcache_copy(pb_kvcache *policy, const pb_kvcache *source)
+{
+    if (policy == NULL || source == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    const pb_kvcache_priv_shape *a = &policy->shape;
+    const pb_kvcache_priv_shape *b = &source->shape;
+    if (a->rules != b->rules || a->effective != b->effective || a->capacity != b->capacity
+        || a->recent_window != b->recent_window || a->sinks != b->sinks || a->obs_window != b->obs_window
+        || a->pool_kernel != b->pool_kernel) {
+        return PB_KVCACHE_ERROR_MISMATCH;
+    }
+    if (policy == source) {
+        return PB_KVCACHE_OK;
+    }
+    policy->kept_count = source->kept_count;
+    policy->cursor = source->cursor;
+    memcpy(policy->kept, source->kept, source->kept_count * sizeof(uint32_t));
+    if (a->doubles == 1) { /* two arrays are scratch */
+        memcpy(policy->scores, source->scores, source->kept_count * sizeof(double));
+    }
+    memcpy(policy->lengths, source->lengths, a->obs_window * sizeof(uint32_t));
+    for (uint32_t slot = 0; slot < a->obs_window; ++slot) {
+        const size_t start = (size_t)slot * a->capacity;
+        memcpy(policy->history + start, source->history + start, source->lengths[slot] * sizeof(float));
+    }
+    return PB_KVCACHE_OK;
+}

@@ -1,0 +1,35 @@
+#include "internal.h"
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+
+const char *pb_kvcache_version(void)
+{
+    return TEXT(PB_KVCACHE_VERSION_MAJOR) "." TEXT(PB_KVCACHE_VERSION_MINOR) "." TEXT(PB_KVCACHE_VERSION_PATCH);
+}
+
+const char *pb_kvcache_status_str(pb_kvcache_status status)
+{
+    switch (status) {
+    case PB_KVCACHE_OK: return "success";
+    case PB_KVCACHE_ERROR_NULL: return "a required pointer is NULL";
+    case PB_KVCACHE_ERROR_BUDGET: return "budget must be greater than 0";
+    case PB_KVCACHE_ERROR_OBS_WINDOW: return "obs_window must be greater than 0";
+    case PB_KVCACHE_ERROR_RECENT_WINDOW: return "recent_window must be smaller than budget";
+    case PB_KVCACHE_ERROR_POOL_KERNEL: return "pool_kernel must be odd";
+    case PB_KVCACHE_ERROR_NUM_LAYERS: return "num_layers must be greater than 0";
+    case PB_KVCACHE_ERROR_LAYER: return "layer must be smaller than num_layers";
+    case PB_KVCACHE_ERROR_PYRAMID_RATIO: return "pyramid_ratio must be greater than 0";
+    case PB_KVCACHE_ERROR_TOO_LARGE: return "a capacity or a size in bytes is too large for this platform";
+    case PB_KVCACHE_ERROR_NO_MEMORY: return "out of memory";
+    case PB_KVCACHE_ERROR_POSITION: return "positions must ascend: each must exceed all before it";
+    case PB_KVCACHE_ERROR_ATTN_LEN: return "attn_len must equal the number of kept positions";
+    case PB_KVCACHE_ERROR_ATTN_VALUE: return "attention weights must be finite and >= 0";
+    case PB_KVCACHE_ERROR_FULL: return "the cache has no room for another position";
+    case PB_KVCACHE_ERROR_NOT_KEPT: return "the position is not kept";
+    case PB_KVCACHE_ERROR_CAPACITY: return "the output array is too small";
+    case PB_KVCACHE_ERROR_MISMATCH: return "the two objects differ in policy or parameters";
+    case PB_KVCACHE_ERROR_UNSUPPORTED: return "the policy does not have this";
+    }
+    return "unknown status";
+}

@@ -1,0 +1,23 @@
+"""KV-cache budgeting and eviction: how many positions each layer of a decoder keeps, and which ones."""
+
+from __future__ import annotations
+
+from ._budget import pyramid_budget, pyramid_budgets
+from ._errors import CacheFullError
+from ._native import ffi as _ffi
+from ._native import lib as _lib
+from ._policy import Policy
+from ._pyramidkv import PyramidKV
+from ._snapkv import SnapKV
+
+__version__: str = _ffi.string(_lib.pb_kvcache_version()).decode("ascii")
+
+__all__ = [
+    "CacheFullError",
+    "Policy",
+    "PyramidKV",
+    "SnapKV",
+    "__version__",
+    "pyramid_budget",
+    "pyramid_budgets",
+]

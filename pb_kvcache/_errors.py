@@ -1,0 +1,16 @@
+"""Errors of the package, and how a C status becomes one."""
+
+from __future__ import annotations
+
+from ._native import ffi, lib
+
+
+class CacheFullError(RuntimeError):
+    """A decode step came while the cache held as many positions as it can; evict first."""
+
+
+def status_text(status: int) -> str:
+    """Return the library's own sentence for a status."""
+    text = ffi.string(lib.pb_kvcache_status_str(status))
+    assert isinstance(text, bytes)
+    return text.decode("ascii")

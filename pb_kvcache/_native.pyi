@@ -1,0 +1,6 @@
+from typing import Any
+
+from cffi import FFI
+
+ffi: FFI
+lib: Any

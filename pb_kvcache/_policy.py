@@ -1,0 +1,303 @@
+"""What every decode-time policy's Python class has in common: one native instance, checked on the way in and out."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ._checks import UINT32_MAX, float32_array, integer, uint32
+from ._errors import CacheFullError, status_text
+from ._native import ffi, lib
+
+_F32 = np.dtype(np.float32)
+
+_OK: int = lib.PB_KVCACHE_OK
+
+
+class Policy:
+    """One layer's cache and the rule that keeps it small. Base of all policies; not made directly.
+
+    An instance holds position 0 when it is new, serves one layer of one sequence, and must not be used by two threads
+    at once without a lock. Nothing is allocated natively after it is made.
+    """
+
+    #: The names of the parameters, in the order of the C struct.
+    _PARAMETERS: ClassVar[tuple[str, ...]] = ()
+    #: The C names: ``pb_kvcache_<_NAME>``, ``..._params``, ``..._check``.
+    _NAME: ClassVar[str] = ""
+
+    __slots__ = ("__weakref__", "_evict", "_params", "_policy", "_step", "_vtable")
+
+    _params: dict[str, int]
+
+    def __init__(self, **params: Any) -> None:
+        if not self._NAME:
+            raise TypeError(f"{type(self).__name__} is the base of all policies; make one of them")
+        self._params = {name: uint32(name, params[name]) for name in self._PARAMETERS}
+        struct = ffi.new(f"pb_kvcache_{self._NAME}_params *", self._params)
+        status = getattr(lib, f"pb_kvcache_{self._NAME}_check")(struct)
+        if status != _OK:
+            raise ValueError(self._refusal(status))
+        self._vtable = getattr(lib, f"pb_kvcache_{self._NAME}")
+        policy = self._vtable.create(struct, ffi.NULL, ffi.NULL)
+        if policy == ffi.NULL:
+            raise MemoryError(f"{self!r}: out of memory")
+        self._policy = ffi.gc(policy, self._vtable.destroy, self._vtable.memory_bytes(policy))
+        self._step = self._vtable.on_decode_step
+        self._evict = self._vtable.evict
+
+    def _refusal(self, status: int) -> str:
+        """Return the message for a refused creation: the parameter, its value and the rule."""
+        p = self._params
+        messages = {
+            lib.PB_KVCACHE_ERROR_BUDGET: ("budget", "must be greater than 0"),
+            lib.PB_KVCACHE_ERROR_OBS_WINDOW: ("obs_window", "must be greater than 0"),
+            lib.PB_KVCACHE_ERROR_RECENT_WINDOW: ("recent_window", f"must be smaller than budget = {p['budget']}"),
+            lib.PB_KVCACHE_ERROR_POOL_KERNEL: ("pool_kernel", "must be odd"),
+            lib.PB_KVCACHE_ERROR_NUM_LAYERS: ("num_layers", "must be greater than 0"),
+            lib.PB_KVCACHE_ERROR_LAYER: ("layer", f"must be smaller than num_layers = {p.get('num_layers')}"),
+            lib.PB_KVCACHE_ERROR_PYRAMID_RATIO: ("pyramid_ratio", "must be greater than 0"),
+            lib.PB_KVCACHE_ERROR_TOO_LARGE: ("budget", f"with {p} the capacity or the memory does not fit"),
+        }
+        if status not in messages:
+            return f"{p}: {status_text(status)}"
+        name, rule = messages[status]
+        return f"{name} = {p[name]}: {rule}"
+
+    def on_decode_step(self, pos: int, attn: npt.ArrayLike | None) -> None:
+        """Take in one decoded token: `pos` joins the kept set.
+
+        Parameters
+        ----------
+        pos
+            The token's absolute position; greater than every kept one.
+        attn
+            The weight that each kept position, in ascending order, received from the token: shape ``(len(self),)``,
+            finite and >= 0, the model's own attention, not renormalised. A contiguous native float32 array is read in
+            place; anything else is converted once. None: this step was not observed.
+
+        Raises
+        ------
+        TypeError
+            `pos` is no integer; `attn` does not hold real numbers.
+        ValueError
+            A position that does not ascend; weights of the wrong shape, negative, infinite or NaN.
+        CacheFullError
+            There is no room: evict first.
+
+        Notes
+        -----
+        A call that raises has changed nothing.
+        """
+        # The usual case costs no more than it has to: a plain int and a float32 vector.
+        if type(pos) is not int or not 0 <= pos <= UINT32_MAX:
+            pos = uint32("pos", pos)
+        if attn is None:
+            status = self._step(self._policy, pos, ffi.NULL, 0)
+        else:
+            if not (type(attn) is np.ndarray and attn.dtype is _F32 and attn.ndim == 1 and attn.flags.c_contiguous and attn.flags.aligned):
+                attn = float32_array("attn", attn, 1)
+            status = self._step(self._policy, pos, ffi.from_buffer("float[]", attn), len(attn))
+        if status:
+            raise self._step_error(status, pos, attn)
+
+    def _step_error(self, status: int, pos: int, attn: npt.NDArray[np.float32] | None) -> Exception:
+        if status == lib.PB_KVCACHE_ERROR_POSITION:
+            return ValueError(f"pos = {pos}: must be greater than every kept position, the last of which is {self._last()}")
+        if status == lib.PB_KVCACHE_ERROR_ATTN_LEN:
+            assert attn is not None
+            return ValueError(f"attn: has {len(attn)} weights, must have one for each of the {len(self)} kept positions")
+        if status == lib.PB_KVCACHE_ERROR_ATTN_VALUE:
+            assert attn is not None
+            return ValueError(bad_weight("attn", attn))
+        if status == lib.PB_KVCACHE_ERROR_FULL:
+            return CacheFullError(f"pos = {pos}: the cache holds its capacity of {self.capacity} positions; evict first")
+        return RuntimeError(status_text(status))
+
+    def _last(self) -> int:
+        return int(self.kept[-1])
+
+    def evict(self, budget: int | None = None) -> npt.NDArray[np.uint32]:
+        """Drop positions until ``min(budget, effective_budget)`` are kept, and return them, ascending.
+
+        Protected positions are never dropped, even where that leaves more.
+
+        Parameters
+        ----------
+        budget
+            How many positions to keep; None means the effective budget.
+
+        Returns
+        -------
+        numpy.ndarray
+            The dropped positions, uint32, ascending; empty where there was nothing to drop.
+        """
+        if budget is None:
+            budget = UINT32_MAX
+        else:
+            budget = integer("budget", budget)
+            if budget < 0:
+                raise ValueError(f"budget = {budget}: must be 0 or more")
+            budget = min(budget, UINT32_MAX)  # more than can be kept in any case
+        count = lib.pb_kvcache_evict_count(self._policy, budget)
+        victims = np.empty(count, np.uint32)
+        if count:
+            self._evict(self._policy, budget, ffi.from_buffer("uint32_t[]", victims), count)
+        return victims
+
+    @property
+    def kept(self) -> npt.NDArray[np.uint32]:
+        """The kept positions, ascending: a copy, uint32."""
+        positions = np.empty(len(self), np.uint32)
+        lib.pb_kvcache_kept(self._policy, ffi.from_buffer("uint32_t[]", positions), len(positions))
+        return positions
+
+    def __len__(self) -> int:
+        return lib.pb_kvcache_kept_count(self._policy)  # type: ignore[no-any-return]
+
+    def __contains__(self, pos: object) -> bool:
+        try:
+            number = integer("pos", pos)
+        except TypeError:
+            return False
+        return 0 <= number <= UINT32_MAX and bool(lib.pb_kvcache_contains(self._policy, number))
+
+    def window_score(self, pos: int) -> float:
+        """Return the policy's own score of a kept position, before pooling.
+
+        Raises
+        ------
+        KeyError
+            `pos` is not kept.
+        """
+        number = integer("pos", pos)
+        score = ffi.new("double *")
+        status = lib.PB_KVCACHE_ERROR_NOT_KEPT
+        if 0 <= number <= UINT32_MAX:
+            status = lib.pb_kvcache_window_score(self._policy, number, score)
+        if status == lib.PB_KVCACHE_ERROR_NOT_KEPT:
+            raise KeyError(f"pos = {number}: is not kept")
+        if status != _OK:
+            raise TypeError(f"{type(self).__name__} has no score: {status_text(status)}")
+        return float(score[0])
+
+    @property
+    def effective_budget(self) -> int:
+        """What the cache evicts down to when it is asked for no less, in positions."""
+        return lib.pb_kvcache_effective_budget(self._policy)  # type: ignore[no-any-return]
+
+    @property
+    def capacity(self) -> int:
+        """The most positions that the cache can hold."""
+        return lib.pb_kvcache_capacity(self._policy)  # type: ignore[no-any-return]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the native instance holds."""
+        return self._vtable.memory_bytes(self._policy)  # type: ignore[no-any-return]
+
+    def reset(self) -> None:
+        """Go back to a new cache: position 0 kept, nothing remembered."""
+        lib.pb_kvcache_reset(self._policy)
+
+    def seed(self, positions: npt.ArrayLike, attn: npt.ArrayLike | None = None) -> None:
+        """Start from a prompt: replace the kept set, and what is remembered of it.
+
+        Parameters
+        ----------
+        positions
+            The positions to hold, strictly ascending integers, at most :attr:`capacity` of them.
+        attn
+            The observed steps, oldest first, as if they had been decoded: shape ``(rows, len(positions))``, finite and
+            >= 0. None: nothing observed.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Positions that are not integers, do not ascend or do not fit; weights of the wrong shape or value.
+        CacheFullError
+            More positions than the capacity.
+
+        Notes
+        -----
+        A call that raises has changed nothing.
+        """
+        array = _positions(positions)
+        rows = 0
+        weights = None
+        buffer = ffi.NULL
+        if attn is not None:
+            weights = float32_array("attn", attn, 2)
+            rows = len(weights)
+            if weights.shape[1] != len(array):
+                raise ValueError(f"attn: has shape {weights.shape}, must be (rows, {len(array)}): one weight a position")
+            buffer = ffi.from_buffer("float[]", weights)
+        status = lib.pb_kvcache_seed(self._policy, ffi.from_buffer("uint32_t[]", array), len(array), buffer, rows)
+        if status == _OK:
+            return
+        if status == lib.PB_KVCACHE_ERROR_FULL:
+            raise CacheFullError(f"positions: {len(array)} of them, must be at most the capacity of {self.capacity}")
+        if status == lib.PB_KVCACHE_ERROR_POSITION:
+            index = 1 + int(np.flatnonzero(array[1:] <= array[:-1])[0])
+            raise ValueError(
+                f"positions[{index}] = {array[index]}: must be greater than the one before it, {array[index - 1]}"
+            )
+        if status == lib.PB_KVCACHE_ERROR_ATTN_VALUE:
+            assert weights is not None
+            raise ValueError(bad_weight("attn", weights))
+        raise RuntimeError(status_text(status))
+
+    def copy(self) -> Policy:
+        """Return an independent cache with the same parameters, kept set and memory of the past."""
+        twin = type(self)(**self._params)
+        lib.pb_kvcache_copy(twin._policy, self._policy)
+        return twin
+
+    def __copy__(self) -> Policy:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Policy:
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a {type(self).__name__} holds native memory and cannot be pickled; pickle kept and its parameters")
+
+    def __getattr__(self, name: str) -> int:
+        # Only for names that are not found otherwise: the parameters, as attributes.
+        if name in type(self)._PARAMETERS:
+            return self._params[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._PARAMETERS]
+
+    def __repr__(self) -> str:
+        parameters = ", ".join(f"{name}={value}" for name, value in self._params.items())
+        if not hasattr(self, "_policy"):
+            return f"{type(self).__name__}({parameters})"
+        return f"<{type(self).__name__}({parameters}): {len(self)} kept, evicts to {self.effective_budget}>"
+
+
+def bad_weight(name: str, weights: npt.NDArray[np.float32]) -> str:
+    """Return the message for the first weight that is negative, infinite or NaN."""
+    index = np.argwhere(~(np.isfinite(weights) & (weights >= 0)))[0]
+    where = ", ".join(str(i) for i in index)
+    return f"{name}[{where}] = {weights[tuple(index)]}: every weight must be finite and >= 0"
+
+
+def _positions(value: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+    """Return positions as a contiguous uint32 vector."""
+    array = np.asarray(value)
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.uint32)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"positions: must be integers, not of dtype {array.dtype}")
+    if array.ndim != 1:
+        raise ValueError(f"positions: must have 1 dimension, not shape {array.shape}")
+    outside = (array < 0) | (array > UINT32_MAX)
+    if outside.any():
+        index = int(np.flatnonzero(outside)[0])
+        raise ValueError(f"positions[{index}] = {array[index]}: must be between 0 and {UINT32_MAX}")
+    return np.ascontiguousarray(array, np.uint32)
