@@ -10,7 +10,7 @@ from ._policy import Policy
 from ._pyramidkv import PyramidKV
 from ._snapkv import SnapKV
 
-__version__: str = _ffi.string(_lib.pb_kvcache_version()).decode("ascii")
+__version__ = str(_ffi.string(_lib.pb_kvcache_version()), "ascii")
 
 __all__ = [
     "CacheFullError",

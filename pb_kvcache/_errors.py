@@ -11,6 +11,4 @@ class CacheFullError(RuntimeError):
 
 def status_text(status: int) -> str:
     """Return the library's own sentence for a status."""
-    text = ffi.string(lib.pb_kvcache_status_str(status))
-    assert isinstance(text, bytes)
-    return text.decode("ascii")
+    return str(ffi.string(lib.pb_kvcache_status_str(status)), "ascii")

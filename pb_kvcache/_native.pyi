@@ -1,6 +1,4 @@
 from typing import Any
 
-from cffi import FFI
-
-ffi: FFI
+ffi: Any
 lib: Any

@@ -97,7 +97,13 @@ class Policy:
         if attn is None:
             status = self._step(self._policy, pos, ffi.NULL, 0)
         else:
-            if not (type(attn) is np.ndarray and attn.dtype is _F32 and attn.ndim == 1 and attn.flags.c_contiguous and attn.flags.aligned):
+            if not (
+                type(attn) is np.ndarray
+                and attn.dtype is _F32
+                and attn.ndim == 1
+                and attn.flags.c_contiguous
+                and attn.flags.aligned
+            ):
                 attn = float32_array("attn", attn, 1)
             status = self._step(self._policy, pos, ffi.from_buffer("float[]", attn), len(attn))
         if status:
@@ -105,15 +111,21 @@ class Policy:
 
     def _step_error(self, status: int, pos: int, attn: npt.NDArray[np.float32] | None) -> Exception:
         if status == lib.PB_KVCACHE_ERROR_POSITION:
-            return ValueError(f"pos = {pos}: must be greater than every kept position, the last of which is {self._last()}")
+            return ValueError(
+                f"pos = {pos}: must be greater than every kept position, the last of which is {self._last()}"
+            )
         if status == lib.PB_KVCACHE_ERROR_ATTN_LEN:
             assert attn is not None
-            return ValueError(f"attn: has {len(attn)} weights, must have one for each of the {len(self)} kept positions")
+            return ValueError(
+                f"attn: has {len(attn)} weights, must have one for each of the {len(self)} kept positions"
+            )
         if status == lib.PB_KVCACHE_ERROR_ATTN_VALUE:
             assert attn is not None
             return ValueError(bad_weight("attn", attn))
         if status == lib.PB_KVCACHE_ERROR_FULL:
-            return CacheFullError(f"pos = {pos}: the cache holds its capacity of {self.capacity} positions; evict first")
+            return CacheFullError(
+                f"pos = {pos}: the cache holds its capacity of {self.capacity} positions; evict first"
+            )
         return RuntimeError(status_text(status))
 
     def _last(self) -> int:
@@ -232,7 +244,9 @@ class Policy:
             weights = float32_array("attn", attn, 2)
             rows = len(weights)
             if weights.shape[1] != len(array):
-                raise ValueError(f"attn: has shape {weights.shape}, must be (rows, {len(array)}): one weight a position")
+                raise ValueError(
+                    f"attn: has shape {weights.shape}, must be (rows, {len(array)}): one weight a position"
+                )
             buffer = ffi.from_buffer("float[]", weights)
         status = lib.pb_kvcache_seed(self._policy, ffi.from_buffer("uint32_t[]", array), len(array), buffer, rows)
         if status == _OK:
@@ -262,7 +276,9 @@ class Policy:
         return self.copy()
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"a {type(self).__name__} holds native memory and cannot be pickled; pickle kept and its parameters")
+        raise TypeError(
+            f"a {type(self).__name__} holds native memory and cannot be pickled; pickle kept and its parameters"
+        )
 
     def __getattr__(self, name: str) -> int:
         # Only for names that are not found otherwise: the parameters, as attributes.

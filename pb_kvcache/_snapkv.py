@@ -47,9 +47,5 @@ class SnapKV(Policy):
     _NAME = "snapkv"
     _PARAMETERS = ("budget", "recent_window", "obs_window", "pool_kernel")
 
-    def __init__(
-        self, budget: int = 512, recent_window: int = 32, obs_window: int = 16, pool_kernel: int = 7
-    ) -> None:
-        super().__init__(
-            budget=budget, recent_window=recent_window, obs_window=obs_window, pool_kernel=pool_kernel
-        )
+    def __init__(self, budget: int = 512, recent_window: int = 32, obs_window: int = 16, pool_kernel: int = 7) -> None:
+        super().__init__(budget=budget, recent_window=recent_window, obs_window=obs_window, pool_kernel=pool_kernel)

@@ -1,0 +1,68 @@
+"""Run the shared vectors with the installed module: the files that prove every port of the rules.
+
+A file states its kind; a runner takes one case of its kind and raises where the library answers something else. The
+schema is in the README beside the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import budget, policy
+
+#: What runs the cases of a kind: it raises AssertionError where a case fails.
+RUNNERS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "pyramid_budget": budget.run,
+    "policy": policy.run,
+    "refusal": policy.run_refusal,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of a vector file."""
+
+    file: str
+    kind: str
+    name: str
+    case: dict[str, Any]
+
+    def run(self) -> None:
+        """Run the case; AssertionError where it fails."""
+        RUNNERS[self.kind](self.case)
+
+
+def _installed() -> Path:
+    """Return the folder of vector files that belongs to this package."""
+    installed = Path(__file__).parents[1] / "vectors_data"
+    if installed.is_dir():
+        return installed
+    return Path(__file__).parents[2] / "vectors"  # an editable installation reads the source tree
+
+
+def cases(directory: Path | None = None) -> Iterator[Case]:
+    """Yield every case of every ``*.json`` in a directory; without one, of the files installed with the package.
+
+    Raises
+    ------
+    ValueError
+        For a file that is no vector file, or of a kind that is not known.
+    """
+    files = sorted((_installed() if directory is None else directory).glob("*.json"))
+    if not files:
+        raise ValueError(f"DIR = {directory}: has no .json file")
+    for file in files:
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            kind, listed = content["kind"], content["cases"]
+            named = [(case["name"], case) for case in listed]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file}: is not a vector file: {error!r}") from None
+        if kind not in RUNNERS:
+            raise ValueError(f"{file}: unknown kind {kind!r}; known are {', '.join(sorted(RUNNERS))}")
+        for name, case in named:
+            yield Case(file.name, kind, name, case)

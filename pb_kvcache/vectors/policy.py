@@ -1,0 +1,61 @@
+"""Kinds ``policy`` (calls on one cache and what each must answer) and ``refusal`` (parameters that are refused)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._native import ffi, lib
+from .._policy import Policy
+from .._pyramidkv import PyramidKV
+from .._snapkv import SnapKV
+from ._expect import answers, equal
+
+POLICIES: dict[str, type[Policy]] = {"snapkv": SnapKV, "pyramidkv": PyramidKV}
+
+
+def _floats(values: Any) -> Any:
+    """Return weights as float32: JSON has no NaN or infinity, so those are written as strings."""
+    return None if values is None else np.array(values, dtype=object).astype(np.float32)
+
+
+def run(case: dict[str, Any]) -> None:
+    """Run one case of kind ``policy``."""
+    cache = POLICIES[case["policy"]](**case["params"])
+    equal("effective budget", cache.effective_budget, case["effective_budget"])
+    equal("capacity", cache.capacity, case["capacity"])
+    for number, call in enumerate(case["calls"]):
+        where = f"call {number}, {call['call']}"
+        status = call.get("status")
+        if call["call"] == "step":
+            answers(status, lambda: cache.on_decode_step(call["pos"], _floats(call.get("attn"))))  # noqa: B023
+        elif call["call"] == "evict":
+            equal(where, cache.evict(call.get("budget")).tolist(), call["victims"])
+        elif call["call"] == "kept":
+            equal(where, cache.kept.tolist(), call["positions"])
+        elif call["call"] == "score":
+            score = answers(status, lambda: cache.window_score(call["pos"]))  # noqa: B023
+            equal(where, score, float(call["score"]) if status in (None, "ok") else None)
+        elif call["call"] == "seed":
+            attn = _floats(call.get("attn"))
+            answers(status, lambda: cache.seed(call["positions"], attn))  # noqa: B023
+        elif call["call"] == "reset":
+            cache.reset()
+        else:
+            raise AssertionError(f"{where}: is no call")
+
+
+def run_refusal(case: dict[str, Any]) -> None:
+    """Run one case of kind ``refusal``: the status in C, ValueError that names the parameter in Python."""
+    name, params, status = case["policy"], case["params"], case["status"]
+    struct = ffi.new(f"pb_kvcache_{name}_params *", params)
+    want = getattr(lib, f"PB_KVCACHE_ERROR_{status.upper()}")
+    equal("status", getattr(lib, f"pb_kvcache_{name}_check")(struct), want)
+    try:
+        POLICIES[name](**params)
+    except ValueError as error:
+        if not str(error).startswith("budget" if status == "too_large" else status):
+            raise AssertionError(f"message {error}") from None
+    else:
+        raise AssertionError("was not refused")

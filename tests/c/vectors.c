@@ -1,0 +1,92 @@
+/*
+ * Run vector files against the C library, without Python: vectors FILE... Prints every case that fails, then how many
+ * passed and failed. The files are explained in vectors/README.md.
+ */
+#include "vectors.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *kind;
+    vectors_run *run;
+} kinds[] = {
+    {"pyramid_budget", vectors_pyramid_budget},
+    {"policy", vectors_policy},
+    {"refusal", vectors_refusal},
+};
+
+static char why[512];
+
+bool vectors_fail(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(why, sizeof why, format, arguments);
+    va_end(arguments);
+    return false;
+}
+
+pb_kvcache_status vectors_status(const json *name)
+{
+    static const struct {
+        const char *name;
+        pb_kvcache_status status;
+    } statuses[] = {
+        {"null", PB_KVCACHE_ERROR_NULL},
+        {"budget", PB_KVCACHE_ERROR_BUDGET},
+        {"obs_window", PB_KVCACHE_ERROR_OBS_WINDOW},
+        {"recent_window", PB_KVCACHE_ERROR_RECENT_WINDOW},
+        {"pool_kernel", PB_KVCACHE_ERROR_POOL_KERNEL},
+        {"num_layers", PB_KVCACHE_ERROR_NUM_LAYERS},
+        {"layer", PB_KVCACHE_ERROR_LAYER},
+        {"pyramid_ratio", PB_KVCACHE_ERROR_PYRAMID_RATIO},
+        {"too_large", PB_KVCACHE_ERROR_TOO_LARGE},
+        {"no_memory", PB_KVCACHE_ERROR_NO_MEMORY},
+        {"position", PB_KVCACHE_ERROR_POSITION},
+        {"attn_len", PB_KVCACHE_ERROR_ATTN_LEN},
+        {"attn_value", PB_KVCACHE_ERROR_ATTN_VALUE},
+        {"full", PB_KVCACHE_ERROR_FULL},
+        {"not_kept", PB_KVCACHE_ERROR_NOT_KEPT},
+        {"capacity", PB_KVCACHE_ERROR_CAPACITY},
+        {"mismatch", PB_KVCACHE_ERROR_MISMATCH},
+        {"unsupported", PB_KVCACHE_ERROR_UNSUPPORTED},
+    };
+    if (json_is_null(name) || strcmp(json_string(name), "ok") == 0) {
+        return PB_KVCACHE_OK;
+    }
+    for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; ++i) {
+        if (strcmp(json_string(name), statuses[i].name) == 0) {
+            return statuses[i].status;
+        }
+    }
+    printf("unknown status %s\n", json_string(name));
+    return (pb_kvcache_status)1; /* what no call answers */
+}
+
+int main(int argc, char **argv)
+{
+    unsigned long passed = 0;
+    unsigned long failed = 0;
+    for (int i = 1; i < argc; ++i) {
+        json *file = json_read(argv[i]);
+        const char *kind = json_string(json_need(file, "kind"));
+        vectors_run *run = NULL;
+        for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; ++k) {
+            run = strcmp(kind, kinds[k].kind) == 0 ? kinds[k].run : run;
+        }
+        for (const json *test = json_need(file, "cases")->child; test != NULL; test = test->next) {
+            why[0] = '\0';
+            if (run != NULL ? run(test) : vectors_fail("unknown kind %s", kind)) {
+                ++passed;
+            } else {
+                ++failed;
+                printf("%s: %s: %s\n", argv[i], json_string(json_need(test, "name")), why);
+            }
+        }
+        json_free(file);
+    }
+    printf("%lu passed, %lu failed\n", passed, failed);
+    return failed != 0 || passed == 0;
+}

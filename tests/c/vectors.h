@@ -1,0 +1,23 @@
+/* What the vector runner and its parts share. A part runs the cases of some kinds; vectors.c has the table of kinds. */
+#ifndef VECTORS_H
+#define VECTORS_H
+
+#include <stdbool.h>
+
+#include "json.h"
+#include "pb_kvcache.h"
+
+/* Run one case: true where the library answers what the case expects. */
+typedef bool vectors_run(const json *test);
+
+vectors_run vectors_pyramid_budget; /* vectors_budget.c */
+vectors_run vectors_policy;         /* vectors_policy.c */
+vectors_run vectors_refusal;
+
+/* Say why the case failed; false, so that a runner can return it. */
+bool vectors_fail(const char *format, ...);
+
+/* The status that a case names by its constant's end in lower case ("recent_window"); "ok" where there is none. */
+pb_kvcache_status vectors_status(const json *name);
+
+#endif

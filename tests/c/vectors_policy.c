@@ -1,0 +1,194 @@
+/* Kinds "policy" (calls on one cache, with what each must answer) and "refusal" (parameters that creation refuses). */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "vectors.h"
+
+/* Every parameter struct is a row of uint32_t. */
+#define MOST_PARAMS 7
+
+typedef struct policy {
+    const char *name;
+    const pb_kvcache_vtable *vtable;
+    const char *params[MOST_PARAMS + 1];
+    pb_kvcache_status (*check)(const uint32_t *params);
+} policy;
+
+/* A check function per policy that takes the row. */
+#define CHECK_OF(name)                                                                                                \
+    static pb_kvcache_status check_##name(const uint32_t *values)                                                     \
+    {                                                                                                                 \
+        pb_kvcache_##name##_params params;                                                                            \
+        memcpy(&params, values, sizeof params);                                                                       \
+        return pb_kvcache_##name##_check(&params);                                                                    \
+    }
+
+CHECK_OF(snapkv)
+CHECK_OF(pyramidkv)
+
+static const policy policies[] = {
+    {"snapkv", &pb_kvcache_snapkv, {"budget", "recent_window", "obs_window", "pool_kernel"}, check_snapkv},
+    {"pyramidkv",
+     &pb_kvcache_pyramidkv,
+     {"budget", "layer", "num_layers", "pyramid_ratio", "recent_window", "obs_window", "pool_kernel"},
+     check_pyramidkv},
+};
+
+static const policy *find(const json *test, uint32_t *params)
+{
+    const char *name = json_string(json_need(test, "policy"));
+    for (size_t i = 0; i < sizeof policies / sizeof policies[0]; ++i) {
+        if (strcmp(name, policies[i].name) == 0) {
+            for (size_t p = 0; policies[i].params[p] != NULL; ++p) {
+                params[p] = json_u32(json_need(json_need(test, "params"), policies[i].params[p]));
+            }
+            return &policies[i];
+        }
+    }
+    return NULL;
+}
+
+static bool same(const uint32_t *a, size_t a_count, const uint32_t *b, size_t b_count)
+{
+    return a_count == b_count && (a_count == 0 || memcmp(a, b, a_count * sizeof *a) == 0);
+}
+
+static bool step(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const json *call)
+{
+    const json *weights = json_get(call, "attn");
+    size_t count = 0;
+    float *attn = json_is_null(weights) ? NULL : json_floats(weights, &count);
+    const pb_kvcache_status want = vectors_status(json_get(call, "status"));
+    const pb_kvcache_status status = vtable->on_decode_step(cache, json_u32(json_need(call, "pos")), attn, count);
+    free(attn);
+    return status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
+}
+
+static bool evict(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const json *call)
+{
+    const json *asked = json_get(call, "budget");
+    const uint32_t budget = json_is_null(asked) ? UINT32_MAX : json_u32(asked);
+    size_t want_count;
+    uint32_t *want = json_u32s(json_need(call, "victims"), &want_count);
+    const size_t count = pb_kvcache_evict_count(cache, budget);
+    uint32_t *victims = malloc((count + 1) * sizeof *victims);
+    bool good = count == 0 || vtable->evict(cache, budget, victims, count - 1) == 0; /* too small: nothing happens */
+    const size_t got = vtable->evict(cache, budget, victims, count);
+    good = good && got == count && same(victims, got, want, want_count);
+    if (!good) {
+        vectors_fail("%zu victims, the first %" PRIu32, got, got > 0 ? victims[0] : 0);
+    }
+    free(victims);
+    free(want);
+    return good;
+}
+
+static bool kept(const pb_kvcache *cache, const json *call)
+{
+    size_t want_count;
+    uint32_t *want = json_u32s(json_need(call, "positions"), &want_count);
+    const size_t count = pb_kvcache_kept_count(cache);
+    uint32_t *positions = malloc((count + 1) * sizeof *positions);
+    bool good = pb_kvcache_kept(cache, positions, count) == PB_KVCACHE_OK && same(positions, count, want, want_count);
+    for (size_t i = 0; i < count; ++i) {
+        good = good && pb_kvcache_contains(cache, positions[i]) == 1;
+    }
+    free(positions);
+    free(want);
+    return good || vectors_fail("%zu kept", count);
+}
+
+static bool score(const pb_kvcache *cache, const json *call)
+{
+    double got = -1.0;
+    const pb_kvcache_status want_status = vectors_status(json_get(call, "status"));
+    const pb_kvcache_status status = pb_kvcache_window_score(cache, json_u32(json_need(call, "pos")), &got);
+    const double want = want_status == PB_KVCACHE_OK ? json_double(json_need(call, "score")) : -1.0;
+    return (status == want_status && memcmp(&got, &want, sizeof got) == 0)
+           || vectors_fail("status %d, score %.17g, expected %.17g", (int)status, got, want);
+}
+
+static bool seed(pb_kvcache *cache, const json *call)
+{
+    size_t count;
+    uint32_t *positions = json_u32s(json_need(call, "positions"), &count);
+    const json *rows = json_get(call, "attn");
+    const size_t row_count = json_is_null(rows) ? 0 : rows->length;
+    float *attn = json_is_null(rows) ? NULL : malloc((row_count * count + 1) * sizeof *attn);
+    size_t at = 0;
+    for (const json *row = attn == NULL ? NULL : rows->child; row != NULL; row = row->next) {
+        size_t width;
+        float *weights = json_floats(row, &width);
+        memcpy(attn + at, weights, width * sizeof *attn);
+        at += width;
+        free(weights);
+    }
+    const pb_kvcache_status want = vectors_status(json_get(call, "status"));
+    const pb_kvcache_status status = pb_kvcache_seed(cache, positions, count, attn, row_count);
+    free(attn);
+    free(positions);
+    return status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
+}
+
+static bool run_call(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const json *call)
+{
+    const char *name = json_string(json_need(call, "call"));
+    if (strcmp(name, "step") == 0) {
+        return step(vtable, cache, call);
+    }
+    if (strcmp(name, "evict") == 0) {
+        return evict(vtable, cache, call);
+    }
+    if (strcmp(name, "kept") == 0) {
+        return kept(cache, call);
+    }
+    if (strcmp(name, "score") == 0) {
+        return score(cache, call);
+    }
+    if (strcmp(name, "seed") == 0) {
+        return seed(cache, call);
+    }
+    if (strcmp(name, "reset") == 0) {
+        return pb_kvcache_reset(cache) == PB_KVCACHE_OK;
+    }
+    return vectors_fail("unknown call %s", name);
+}
+
+bool vectors_policy(const json *test)
+{
+    uint32_t params[MOST_PARAMS];
+    const policy *found = find(test, params);
+    if (found == NULL) {
+        return vectors_fail("unknown policy");
+    }
+    pb_kvcache *cache = found->vtable->create(params, NULL, NULL);
+    if (cache == NULL) {
+        return vectors_fail("creation refused, status %d", (int)found->check(params));
+    }
+    bool good = pb_kvcache_effective_budget(cache) == json_u32(json_need(test, "effective_budget"))
+                && pb_kvcache_capacity(cache) == json_u32(json_need(test, "capacity"));
+    if (!good) {
+        vectors_fail("effective budget %" PRIu32 ", capacity %" PRIu32, pb_kvcache_effective_budget(cache),
+                     pb_kvcache_capacity(cache));
+    }
+    for (const json *call = json_need(test, "calls")->child; good && call != NULL; call = call->next) {
+        good = run_call(found->vtable, cache, call);
+    }
+    found->vtable->destroy(cache);
+    return good;
+}
+
+bool vectors_refusal(const json *test)
+{
+    uint32_t params[MOST_PARAMS];
+    const policy *found = find(test, params);
+    if (found == NULL) {
+        return vectors_fail("unknown policy");
+    }
+    const pb_kvcache_status want = vectors_status(json_need(test, "status"));
+    const pb_kvcache_status status = found->check(params);
+    pb_kvcache *cache = found->vtable->create(params, NULL, NULL);
+    found->vtable->destroy(cache);
+    return (status == want && cache == NULL) || vectors_fail("status %d, expected %d", (int)status, (int)want);
+}
