@@ -93,6 +93,7 @@ struct pb_kvcache {
     pb_allocator allocator; /* alloc is NULL where the memory belongs to someone else: a stack */
     size_t kept_count;
     uint32_t cursor;   /* the ring slot that the next observed step fills */
+    size_t unobserved; /* TOVA: newest positions that no observed step has weighed, never dropped; others: 0 */
     double *scores;    /* SnapKV: scratch; others: what they remember of each kept position */
     double *pooled;    /* SnapKV: scratch */
     uint32_t *kept;    /* ascending */

@@ -131,8 +131,11 @@ pb_kvcache_status pb_kvcache_priv_on_decode_step(pb_kvcache *policy, uint32_t po
 static size_t candidates(const pb_kvcache *policy, size_t *first)
 {
     const size_t kept_count = policy->kept_count;
-    const size_t recent = policy->shape.recent_window < kept_count ? policy->shape.recent_window : kept_count;
+    size_t recent = policy->shape.recent_window < kept_count ? policy->shape.recent_window : kept_count;
     size_t pinned = 0;
+    if (recent < policy->unobserved) {
+        recent = policy->unobserved;
+    }
     while (pinned < kept_count && policy->kept[pinned] < policy->shape.sinks) {
         ++pinned;
     }
@@ -335,6 +338,7 @@ pb_kvcache_status pb_kvcache_copy(pb_kvcache *policy, const pb_kvcache *source)
     }
     policy->kept_count = source->kept_count;
     policy->cursor = source->cursor;
+    policy->unobserved = source->unobserved;
     memcpy(policy->kept, source->kept, source->kept_count * sizeof(uint32_t));
     if (a->doubles == 1) { /* two arrays are scratch */
         memcpy(policy->scores, source->scores, source->kept_count * sizeof(double));

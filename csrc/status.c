@@ -30,6 +30,7 @@ const char *pb_kvcache_status_str(pb_kvcache_status status)
     case PB_KVCACHE_ERROR_CAPACITY: return "the output array is too small";
     case PB_KVCACHE_ERROR_MISMATCH: return "the two objects differ in policy or parameters";
     case PB_KVCACHE_ERROR_UNSUPPORTED: return "the policy does not have this";
+    case PB_KVCACHE_ERROR_SINKS: return "sinks must be smaller than budget";
     }
     return "unknown status";
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ._baselines import H2O, TOVA, FullCache, Scissorhands, SlidingWindow, StreamingLLM
 from ._budget import pyramid_budget, pyramid_budgets
 from ._errors import CacheFullError
 from ._native import ffi as _ffi
@@ -13,10 +14,16 @@ from ._snapkv import SnapKV
 __version__ = str(_ffi.string(_lib.pb_kvcache_version()), "ascii")
 
 __all__ = [
+    "H2O",
+    "TOVA",
     "CacheFullError",
+    "FullCache",
     "Policy",
     "PyramidKV",
+    "Scissorhands",
+    "SlidingWindow",
     "SnapKV",
+    "StreamingLLM",
     "__version__",
     "pyramid_budget",
     "pyramid_budgets",

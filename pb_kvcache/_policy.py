@@ -56,6 +56,7 @@ class Policy:
             lib.PB_KVCACHE_ERROR_OBS_WINDOW: ("obs_window", "must be greater than 0"),
             lib.PB_KVCACHE_ERROR_RECENT_WINDOW: ("recent_window", f"must be smaller than budget = {p['budget']}"),
             lib.PB_KVCACHE_ERROR_POOL_KERNEL: ("pool_kernel", "must be odd"),
+            lib.PB_KVCACHE_ERROR_SINKS: ("sinks", f"must be smaller than budget = {p['budget']}"),
             lib.PB_KVCACHE_ERROR_NUM_LAYERS: ("num_layers", "must be greater than 0"),
             lib.PB_KVCACHE_ERROR_LAYER: ("layer", f"must be smaller than num_layers = {p.get('num_layers')}"),
             lib.PB_KVCACHE_ERROR_PYRAMID_RATIO: ("pyramid_ratio", "must be greater than 0"),

@@ -10,6 +10,7 @@
  *   policy.h     the interface of every decode-time policy
  *   snapkv.h     SnapKV: score by recent attention, pooled over neighbours
  *   pyramidkv.h  PyramidKV: SnapKV at this layer's share
+ *   baselines.h  simpler policies to compare with
  *
  * Rules that hold everywhere:
  *
@@ -32,5 +33,6 @@
 #include "pb_kvcache/policy.h"
 #include "pb_kvcache/snapkv.h"
 #include "pb_kvcache/pyramidkv.h"
+#include "pb_kvcache/baselines.h"
 
 #endif

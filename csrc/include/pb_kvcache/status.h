@@ -1,7 +1,8 @@
 /*
  * What a call answers. 0 is success; every failure is a negative code whose value never changes meaning.
  *
- * Ranges: -1 to -29 the core, -30 to -49 the planner, -50 to -69 the prefill selection, -70 to -89 stacks.
+ * Ranges: -1 to -29 the core, -30 to -49 the planner, -50 to -69 the prefill selection, -70 to -89 baselines and
+ * stacks.
  */
 #ifndef PB_KVCACHE_STATUS_H
 #define PB_KVCACHE_STATUS_H
@@ -48,7 +49,9 @@ typedef enum pb_kvcache_status {
     /* The two objects differ in policy or parameters. */
     PB_KVCACHE_ERROR_MISMATCH = -17,
     /* The policy has no such thing (a sliding window has no score). */
-    PB_KVCACHE_ERROR_UNSUPPORTED = -18
+    PB_KVCACHE_ERROR_UNSUPPORTED = -18,
+    /* sinks is not smaller than budget. */
+    PB_KVCACHE_ERROR_SINKS = -70
 } pb_kvcache_status;
 
 /* One English sentence that says which rule was broken; a static string, also for a code that is not in the list. */

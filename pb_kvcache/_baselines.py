@@ -1,0 +1,327 @@
+"""Simpler policies to compare with: same interface, same checks, no history ring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._checks import UINT32_MAX, float32_array, integer, uint32
+from ._policy import Policy, _positions, bad_weight
+
+
+class SlidingWindow(Policy):
+    """Keep the newest positions and drop the oldest.
+
+    Attention is checked and not used, so there is no :meth:`window_score`.
+
+    Parameters
+    ----------
+    budget
+        Positions kept; greater than 0.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError
+        As for :class:`SnapKV`.
+
+    Examples
+    --------
+    >>> cache = SlidingWindow(budget=2)
+    >>> cache.on_decode_step(1, None)
+    >>> cache.on_decode_step(2, None)
+    >>> cache.evict()
+    array([0], dtype=uint32)
+    """
+
+    __slots__ = ()
+    _NAME = "sliding_window"
+    _PARAMETERS = ("budget",)
+
+    def __init__(self, budget: int = 512) -> None:
+        super().__init__(budget=budget)
+
+
+class StreamingLLM(Policy):
+    """Keep the first positions, the attention sinks, and the newest ones (arXiv 2309.17453).
+
+    Attention is checked and not used, so there is no :meth:`window_score`.
+
+    Parameters
+    ----------
+    budget
+        Positions kept, sinks included; greater than 0.
+    sinks
+        Positions 0 to ``sinks - 1`` are never dropped; smaller than `budget`. 0 is a sliding window.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError
+        As for :class:`SnapKV`.
+
+    Examples
+    --------
+    >>> cache = StreamingLLM(budget=2, sinks=1)
+    >>> cache.on_decode_step(1, None)
+    >>> cache.on_decode_step(2, None)
+    >>> cache.evict()
+    array([1], dtype=uint32)
+    """
+
+    __slots__ = ()
+    _NAME = "streaming_llm"
+    _PARAMETERS = ("budget", "sinks")
+
+    def __init__(self, budget: int = 512, sinks: int = 4) -> None:
+        super().__init__(budget=budget, sinks=sinks)
+
+
+class H2O(Policy):
+    """Keep the heavy hitters: drop the lowest attention summed since the position joined (arXiv 2306.14048).
+
+    The score is that sum, in double. On a tie the lower position goes.
+
+    Parameters
+    ----------
+    budget
+        Positions kept; greater than 0.
+    recent_window
+        Newest positions that are never dropped; smaller than `budget`.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError
+        As for :class:`SnapKV`.
+
+    Examples
+    --------
+    >>> cache = H2O(budget=2, recent_window=1)
+    >>> cache.on_decode_step(1, [1.0])
+    >>> cache.on_decode_step(2, [0.25, 0.75])
+    >>> cache.window_score(0), cache.window_score(1)
+    (1.25, 0.75)
+    >>> cache.evict()
+    array([1], dtype=uint32)
+    """
+
+    __slots__ = ()
+    _NAME = "h2o"
+    _PARAMETERS = ("budget", "recent_window")
+
+    def __init__(self, budget: int = 512, recent_window: int = 32) -> None:
+        super().__init__(budget=budget, recent_window=recent_window)
+
+
+class TOVA(Policy):
+    """Drop the lowest attention of the latest observed step (arXiv 2401.06104).
+
+    The score is that attention. On a tie the lower position goes. A position that joined after the latest observed
+    step, or was seeded without attention, has none: it scores 0 and is never dropped before a step has weighed it.
+    So :meth:`evict` drops at most the observed positions, and a cache full of positions that were never observed
+    stays full until it is seeded with attention or reset.
+
+    Parameters
+    ----------
+    budget
+        Positions kept; greater than 0.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError
+        As for :class:`SnapKV`.
+
+    Examples
+    --------
+    >>> cache = TOVA(budget=2)
+    >>> cache.on_decode_step(1, [1.0])
+    >>> cache.on_decode_step(2, [0.75, 0.25])
+    >>> cache.evict()
+    array([1], dtype=uint32)
+    """
+
+    __slots__ = ()
+    _NAME = "tova"
+    _PARAMETERS = ("budget",)
+
+    def __init__(self, budget: int = 512) -> None:
+        super().__init__(budget=budget)
+
+
+class Scissorhands(Policy):
+    """Drop the fewest votes, one for each step that gave more than an even share (arXiv 2305.17118).
+
+    In one observed step each position whose weight is greater than ``1 / len(attn)``, compared in double, gets a
+    vote; the score counts them. On a tie the lower position goes.
+
+    Parameters
+    ----------
+    budget
+        Positions kept; greater than 0.
+    recent_window
+        Newest positions that are never dropped; smaller than `budget`.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError
+        As for :class:`SnapKV`.
+
+    Examples
+    --------
+    >>> cache = Scissorhands(budget=2, recent_window=1)
+    >>> cache.on_decode_step(1, [1.0])  # 1.0 is not more than an even share of one
+    >>> cache.on_decode_step(2, [0.25, 0.75])
+    >>> cache.window_score(0), cache.window_score(1)
+    (0.0, 1.0)
+    >>> cache.evict()
+    array([0], dtype=uint32)
+    """
+
+    __slots__ = ()
+    _NAME = "scissorhands"
+    _PARAMETERS = ("budget", "recent_window")
+
+    def __init__(self, budget: int = 512, recent_window: int = 32) -> None:
+        super().__init__(budget=budget, recent_window=recent_window)
+
+
+class FullCache(Policy):
+    """Keep everything: the upper end of every comparison.
+
+    It holds what an uncompressed cache holds, so its memory grows by doubling, it has no budget, and :meth:`evict`
+    never drops anything, whatever it is asked for. Attention is checked and not used, so there is no
+    :meth:`window_score`.
+
+    Examples
+    --------
+    >>> cache = FullCache()
+    >>> cache.on_decode_step(1, [1.0])
+    >>> cache.evict(1)
+    array([], dtype=uint32)
+    >>> len(cache)
+    2
+    """
+
+    __slots__ = ("_count", "_room")
+
+    def __init__(self) -> None:
+        self._params = {}
+        self._room = np.zeros(1, np.uint32)  # kept positions, then room for more
+        self._count = 1
+
+    def on_decode_step(self, pos: int, attn: npt.ArrayLike | None) -> None:
+        """Take in one decoded token: `pos` joins the kept set. As :meth:`Policy.on_decode_step`; never full."""
+        pos = uint32("pos", pos)
+        if self._count and pos <= self._last():
+            raise ValueError(
+                f"pos = {pos}: must be greater than every kept position, the last of which is {self._last()}"
+            )
+        if attn is not None:
+            weights = float32_array("attn", attn, 1)
+            if len(weights) != self._count:
+                raise ValueError(
+                    f"attn: has {len(weights)} weights, must have one for each of the {self._count} kept positions"
+                )
+            _check_weights(weights)
+        if self._count == len(self._room):
+            room = np.empty(max(2 * len(self._room), 1), np.uint32)
+            room[: self._count] = self._room
+            self._room = room
+        self._room[self._count] = pos
+        self._count += 1
+
+    def _last(self) -> int:
+        return int(self._room[self._count - 1])
+
+    def evict(self, budget: int | None = None) -> npt.NDArray[np.uint32]:
+        """Drop nothing: an empty array, whatever the budget."""
+        if budget is not None and integer("budget", budget) < 0:
+            raise ValueError(f"budget = {budget}: must be 0 or more")
+        return np.empty(0, np.uint32)
+
+    @property
+    def kept(self) -> npt.NDArray[np.uint32]:
+        """The kept positions, ascending: a copy, uint32."""
+        kept: npt.NDArray[np.uint32] = self._room[: self._count].copy()
+        return kept
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, pos: object) -> bool:
+        try:
+            number = integer("pos", pos)
+        except TypeError:
+            return False
+        index = int(np.searchsorted(self._room[: self._count], number))
+        return index < self._count and int(self._room[index]) == number
+
+    def window_score(self, pos: int) -> float:
+        """Raise TypeError: a full cache scores nothing."""
+        integer("pos", pos)
+        raise TypeError("FullCache has no score: the policy does not have this")
+
+    @property
+    def effective_budget(self) -> int:
+        """No budget: the largest that any policy can have."""
+        return UINT32_MAX
+
+    @property
+    def capacity(self) -> int:
+        """As :attr:`effective_budget`: memory is the limit."""
+        return UINT32_MAX
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the growing array of positions."""
+        return self._room.nbytes
+
+    def reset(self) -> None:
+        """Go back to a new cache: position 0 kept. The memory is given back."""
+        self._room = np.zeros(1, np.uint32)
+        self._count = 1
+
+    def seed(self, positions: npt.ArrayLike, attn: npt.ArrayLike | None = None) -> None:
+        """Start from a prompt: replace the kept set. As :meth:`Policy.seed`; never full."""
+        array = _positions(positions)
+        if attn is not None:
+            weights = float32_array("attn", attn, 2)
+            if weights.shape[1] != len(array):
+                raise ValueError(
+                    f"attn: has shape {weights.shape}, must be (rows, {len(array)}): one weight a position"
+                )
+        descents = np.flatnonzero(array[1:] <= array[:-1])
+        if len(descents):
+            index = 1 + int(descents[0])
+            raise ValueError(
+                f"positions[{index}] = {array[index]}: must be greater than the one before it, {array[index - 1]}"
+            )
+        if attn is not None:
+            _check_weights(weights)
+        self._room = array.copy()
+        self._count = len(array)
+
+    def copy(self) -> FullCache:
+        """Return an independent cache with the same kept set."""
+        twin = FullCache()
+        twin._room = self._room.copy()
+        twin._count = self._count
+        return twin
+
+    def __reduce__(self) -> Any:
+        return _restore_full, (self.kept,)
+
+    def __repr__(self) -> str:
+        return f"<FullCache(): {self._count} kept, never evicts>"
+
+
+def _restore_full(positions: npt.NDArray[np.uint32]) -> FullCache:
+    cache = FullCache()
+    cache.seed(positions)
+    return cache
+
+
+def _check_weights(weights: npt.NDArray[np.float32]) -> None:
+    # A NaN makes both comparisons false.
+    if weights.size and not (weights.min() >= 0 and weights.max() < np.inf):
+        raise ValueError(bad_weight("attn", weights))
