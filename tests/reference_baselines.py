@@ -1,71 +1,91 @@
-"""The baselines, slow and obvious: a dict by position, everything recomputed, nothing shared with the package."""
+"""The baselines, stated a second time: slow, obvious, and sharing no code with the library.
+
+A cache here remembers everything that it has ever seen of each kept position and works its answers out anew.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
+from typing import Any
 
-class Reference:
-    """One layer's cache. `name` is the C name; `params` are its parameters by name."""
+from .reference import Refused, float32
 
-    def __init__(self, name: str, **params: int) -> None:
-        self.name = name
-        self.budget = params["budget"]
-        self.sinks = params.get("sinks", 0)
-        self.recent_window = params.get("recent_window", 0)
-        self.capacity = self.budget + 1
+
+class Baseline:
+    """One layer's cache under one of the baselines, by its C name."""
+
+    def __init__(self, policy: str, budget: int, sinks: int = 0, recent_window: int = 0):
+        self.policy = policy
+        self.effective = budget
+        self.capacity = budget + 1
+        self.sinks = sinks
+        self.recent_window = recent_window
         self.reset()
 
     def reset(self) -> None:
-        self.seed([0], [])
+        self.kept = [0]
+        #: By position: each weight it received, with the number of positions that shared it. Empty: never observed.
+        self.received: dict[int, list[tuple[float, int]]] = {0: []}
 
-    def seed(self, positions: list[int], rows: list[list[float]]) -> None:
-        self.kept = list(positions)
-        #: By position: every weight received, with the number of positions that shared the step. Empty: unobserved.
-        self.received: dict[int, list[tuple[float, int]]] = {pos: [] for pos in positions}
-        for row in rows:
-            self._observe(row)
-
-    def _observe(self, attn: list[float]) -> None:
+    def observe(self, attn: list[float]) -> None:
         for pos, weight in zip(self.kept, attn, strict=True):
-            self.received[pos].append((weight, len(attn)))
+            self.received[pos].append((float32(weight), len(attn)))
 
-    def on_decode_step(self, pos: int, attn: list[float] | None) -> None:
-        assert pos not in self.received
-        assert len(self.kept) < self.capacity
+    def step(self, pos: int, attn: list[float] | None) -> None:
+        if self.kept and pos <= max(self.kept):
+            raise Refused("position")
+        if attn is not None and len(attn) != len(self.kept):
+            raise Refused("attn_len")
+        if attn is not None and not all(math.isfinite(weight) and weight >= 0 for weight in attn):
+            raise Refused("attn_value")
+        if len(self.kept) == self.capacity:
+            raise Refused("full")
         if attn is not None:
-            self._observe(attn)
+            self.observe(attn)
         self.kept.append(pos)
         self.received[pos] = []
 
     def score(self, pos: int) -> float:
-        weights = self.received[pos]
-        if self.name == "h2o":
-            total = 0.0
-            for weight, _ in weights:
-                total += weight
-            return total
-        if self.name == "tova":
-            return weights[-1][0] if weights else 0.0
-        if self.name == "scissorhands":
-            return float(sum(1 for weight, count in weights if weight > 1.0 / count))
-        raise KeyError(self.name)
+        if self.policy in ("sliding_window", "streaming_llm"):
+            raise Refused("unsupported")
+        if pos not in self.kept:
+            raise Refused("not_kept")
+        received = self.received[pos]
+        if self.policy == "h2o":
+            return functools.reduce(float.__add__, (weight for weight, _ in received), 0.0)
+        if self.policy == "tova":
+            return received[-1][0] if received else 0.0
+        return float(len([weight for weight, count in received if weight > 1.0 / count]))
 
-    def candidates(self) -> list[int]:
-        newest = self.kept[len(self.kept) - min(self.recent_window, len(self.kept)) :]
-        return [
-            pos
-            for pos in self.kept
-            if pos >= self.sinks and pos not in newest and (self.name != "tova" or self.received[pos])
-        ]
-
-    def evict(self, budget: int) -> list[int]:
-        victims: list[int] = []
-        order = self.candidates()
-        if self.name not in ("sliding_window", "streaming_llm"):
+    def evict(self, budget: int | None) -> list[int]:
+        protected = set(self.kept[len(self.kept) - min(self.recent_window, len(self.kept)) :])
+        protected |= {pos for pos in self.kept if pos < self.sinks}
+        if self.policy == "tova":
+            protected |= {pos for pos in self.kept if not self.received[pos]}
+        order = [pos for pos in self.kept if pos not in protected]
+        if self.policy in ("h2o", "tova", "scissorhands"):
             order.sort(key=lambda pos: (self.score(pos), pos))
-        for pos in order:
-            if len(self.kept) <= min(budget, self.budget):
-                break
-            self.kept.remove(pos)
+        target = self.effective if budget is None else min(budget, self.effective)
+        victims = sorted(order[: max(0, len(self.kept) - target)])
+        self.kept = [pos for pos in self.kept if pos not in victims]
+        for pos in victims:
             del self.received[pos]
-            victims.append(pos)
-        return sorted(victims)
+        return victims
+
+    def seed(self, positions: list[int], attn: list[list[float]] | None) -> None:
+        if len(positions) > self.capacity:
+            raise Refused("full")
+        if any(b <= a for a, b in itertools.pairwise(positions)):
+            raise Refused("position")
+        if any(not (math.isfinite(weight) and weight >= 0) for row in attn or [] for weight in row):
+            raise Refused("attn_value")
+        self.kept = list(positions)
+        self.received = {pos: [] for pos in positions}
+        for row in attn or []:
+            self.observe(row)
+
+
+NAMES = ("sliding_window", "streaming_llm", "h2o", "tova", "scissorhands")
+POLICIES: dict[str, Any] = {name: functools.partial(Baseline, name) for name in NAMES}

@@ -6,13 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from .._baselines import H2O, TOVA, Scissorhands, SlidingWindow, StreamingLLM
 from .._native import ffi, lib
 from .._policy import Policy
 from .._pyramidkv import PyramidKV
 from .._snapkv import SnapKV
 from ._expect import answers, equal
 
-POLICIES: dict[str, type[Policy]] = {"snapkv": SnapKV, "pyramidkv": PyramidKV}
+POLICIES: dict[str, type[Policy]] = {
+    "snapkv": SnapKV,
+    "pyramidkv": PyramidKV,
+    "sliding_window": SlidingWindow,
+    "streaming_llm": StreamingLLM,
+    "h2o": H2O,
+    "tova": TOVA,
+    "scissorhands": Scissorhands,
+}
 
 
 def _floats(values: Any) -> Any:

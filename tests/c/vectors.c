@@ -52,6 +52,7 @@ pb_kvcache_status vectors_status(const json *name)
         {"capacity", PB_KVCACHE_ERROR_CAPACITY},
         {"mismatch", PB_KVCACHE_ERROR_MISMATCH},
         {"unsupported", PB_KVCACHE_ERROR_UNSUPPORTED},
+        {"sinks", PB_KVCACHE_ERROR_SINKS},
     };
     if (json_is_null(name) || strcmp(json_string(name), "ok") == 0) {
         return PB_KVCACHE_OK;

@@ -26,6 +26,11 @@ typedef struct policy {
 
 CHECK_OF(snapkv)
 CHECK_OF(pyramidkv)
+CHECK_OF(sliding_window)
+CHECK_OF(streaming_llm)
+CHECK_OF(h2o)
+CHECK_OF(tova)
+CHECK_OF(scissorhands)
 
 static const policy policies[] = {
     {"snapkv", &pb_kvcache_snapkv, {"budget", "recent_window", "obs_window", "pool_kernel"}, check_snapkv},
@@ -33,6 +38,11 @@ static const policy policies[] = {
      &pb_kvcache_pyramidkv,
      {"budget", "layer", "num_layers", "pyramid_ratio", "recent_window", "obs_window", "pool_kernel"},
      check_pyramidkv},
+    {"sliding_window", &pb_kvcache_sliding_window, {"budget"}, check_sliding_window},
+    {"streaming_llm", &pb_kvcache_streaming_llm, {"budget", "sinks"}, check_streaming_llm},
+    {"h2o", &pb_kvcache_h2o, {"budget", "recent_window"}, check_h2o},
+    {"tova", &pb_kvcache_tova, {"budget"}, check_tova},
+    {"scissorhands", &pb_kvcache_scissorhands, {"budget", "recent_window"}, check_scissorhands},
 };
 
 static const policy *find(const json *test, uint32_t *params)

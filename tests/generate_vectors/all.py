@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from . import budget, policies
+from . import baselines, budget, policies
 
-MODULES = (budget, policies)
+MODULES = (baselines, budget, policies)
 
 
 def text(content: dict[str, Any]) -> str:
