@@ -315,7 +315,7 @@ pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint32_t *positions,
         }
     }
     policy->kept_count = count;
-    for (size_t row = 0; rules->observe != NULL && row < rows; ++row) {
+    for (size_t row = 0; rules->observe != NULL && count > 0 && row < rows; ++row) {
         rules->observe(policy, attn + row * count);
     }
     return PB_KVCACHE_OK;

@@ -101,8 +101,9 @@ class SnapKV:
             raise Refused("attn_value")
         self.reset()
         self.kept = list(positions)
-        for row in attn or []:
-            self.observe(row)
+        if positions:
+            for row in attn or []:
+                self.observe(row)
 
 
 class PyramidKV(SnapKV):

@@ -99,9 +99,10 @@ PB_KVCACHE_API size_t pb_kvcache_evict_count(const pb_kvcache *policy, uint32_t 
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_reset(pb_kvcache *policy);
 
 /*
- * Start from a prompt: the kept set becomes `positions`, `count` of them (0 is allowed), strictly ascending, and what
- * the policy remembers becomes the `rows` observed steps in `attn`, oldest first, each of `count` weights
- * (row-major, rows * count floats), as if they had been decoded. `attn` NULL with rows 0: nothing observed.
+ * Start from a prompt: the kept set becomes `positions`, `count` of them, strictly ascending (none is allowed, and then
+ * there is nothing to observe), and what the policy remembers becomes the `rows` observed steps in `attn`, oldest
+ * first, each of `count` weights (row-major, rows * count floats), as if they had been decoded. `attn` NULL with rows
+ * 0: nothing observed.
  * PB_KVCACHE_ERROR_NULL, _FULL (count above the capacity), _POSITION, _ATTN_VALUE, _TOO_LARGE: nothing has changed.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint32_t *positions, size_t count,

@@ -1,0 +1,181 @@
+/*
+ * libFuzzer target: sequences of calls with arbitrary parameters, short buffers, bad lengths and bad weights, checked
+ * against what every policy promises. Built with -fsanitize=fuzzer,address,undefined.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pb_kvcache.h"
+
+typedef struct input {
+    const uint8_t *data;
+    size_t left;
+} input;
+
+static uint32_t take(input *in, size_t bytes)
+{
+    uint32_t value = 0;
+    for (; bytes > 0 && in->left > 0; --bytes, --in->left) {
+        value = value << 8 | *in->data++;
+    }
+    return value;
+}
+
+/* Mostly small, sometimes anything. */
+static uint32_t number(input *in)
+{
+    const uint32_t kind = take(in, 1);
+    return kind < 0xF0 ? kind % 33 : take(in, 4);
+}
+
+#define MUST(condition)                                                                                               \
+    do {                                                                                                              \
+        if (!(condition)) {                                                                                           \
+            abort();                                                                                                  \
+        }                                                                                                             \
+    } while (0)
+
+/* No cache of the fuzzer takes more. */
+#define MOST_BYTES ((size_t)1 << 22)
+
+static void *small_alloc(void *ctx, size_t size)
+{
+    (void)ctx;
+    return size > MOST_BYTES ? NULL : malloc(size);
+}
+
+static void small_free(void *ctx, void *ptr, size_t size)
+{
+    (void)ctx;
+    (void)size;
+    free(ptr);
+}
+
+/* The kept positions, in memory of exactly their size. */
+static uint32_t *kept_of(const pb_kvcache *cache, size_t *count)
+{
+    *count = pb_kvcache_kept_count(cache);
+    uint32_t *kept = malloc(*count * sizeof *kept + 1);
+    MUST(pb_kvcache_kept(cache, kept, *count) == PB_KVCACHE_OK);
+    for (size_t i = 1; i < *count; ++i) {
+        MUST(kept[i] > kept[i - 1]);
+    }
+    MUST(*count <= pb_kvcache_capacity(cache));
+    return kept;
+}
+
+static void step(const pb_kvcache_vtable *vtable, pb_kvcache *cache, input *in)
+{
+    size_t count;
+    uint32_t *before = kept_of(cache, &count);
+    const uint32_t pos = count > 0 && take(in, 1) % 8 != 0 ? before[count - 1] + 1 + take(in, 1) % 3 : number(in);
+    const uint32_t kind = take(in, 1);
+    const size_t length = kind % 16 == 0 ? number(in) % 1024 : count;
+    float *attn = malloc(length * sizeof *attn + 1);
+    bool good = true;
+    for (size_t i = 0; i < length; ++i) {
+        const uint32_t weight = take(in, 1);
+        const uint32_t bits = weight == 255 ? take(in, 4) : 0;
+        attn[i] = (float)(weight % 5) * 0.25f;
+        if (weight == 255) {
+            memcpy(&attn[i], &bits, sizeof bits);
+        }
+        good = good && attn[i] >= 0.0f && attn[i] <= 3.4028235e38f;
+    }
+    const bool null = kind % 16 == 1;
+    const pb_kvcache_status status = vtable->on_decode_step(cache, pos, null ? NULL : attn, length);
+    const bool ascends = count == 0 || pos > before[count - 1];
+    const bool fits = count < pb_kvcache_capacity(cache);
+    MUST((status == PB_KVCACHE_OK) == (ascends && fits && (null || (length == count && good))));
+    MUST(pb_kvcache_kept_count(cache) == count + (status == PB_KVCACHE_OK));
+    free(attn);
+    free(before);
+}
+
+static void evict(const pb_kvcache_vtable *vtable, pb_kvcache *cache, input *in)
+{
+    const uint32_t budget = number(in);
+    const size_t need = pb_kvcache_evict_count(cache, budget);
+    const size_t capacity = take(in, 1) % 8 == 0 ? take(in, 1) % (need + 1) : need;
+    uint32_t *victims = malloc(capacity * sizeof *victims + 1);
+    const size_t before = pb_kvcache_kept_count(cache);
+    const size_t count = vtable->evict(cache, budget, victims, capacity);
+    MUST(count == (capacity < need ? 0 : need));
+    MUST(pb_kvcache_kept_count(cache) == before - count);
+    for (size_t i = 0; i < count; ++i) {
+        MUST(!pb_kvcache_contains(cache, victims[i]) && (i == 0 || victims[i] > victims[i - 1]));
+    }
+    free(victims);
+}
+
+static void seed(pb_kvcache *cache, input *in)
+{
+    const size_t count = number(in) % 64;
+    const size_t rows = take(in, 1) % 4;
+    uint32_t *positions = malloc(count * sizeof *positions + 1);
+    float *attn = malloc(count * rows * sizeof *attn + 1);
+    uint32_t pos = 0;
+    for (size_t i = 0; i < count; ++i) {
+        pos += take(in, 1) % 4;
+        positions[i] = pos++;
+    }
+    for (size_t i = 0; i < count * rows; ++i) {
+        attn[i] = (float)(int8_t)take(in, 1) + 100.0f;
+    }
+    (void)pb_kvcache_seed(cache, positions, count, rows == 0 ? NULL : attn, rows);
+    free(attn);
+    free(positions);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const pb_kvcache_vtable *const vtables[] = {&pb_kvcache_snapkv, &pb_kvcache_pyramidkv};
+    input in = {data, size};
+    const pb_kvcache_vtable *vtable = vtables[take(&in, 1) % (sizeof vtables / sizeof vtables[0])];
+    uint32_t params[7]; /* every parameter struct is a row of uint32_t, of seven at most */
+    for (size_t i = 0; i < 7; ++i) {
+        params[i] = number(&in);
+    }
+    const pb_allocator allocator = {small_alloc, small_free, NULL};
+    pb_kvcache *cache = vtable->create(params, &allocator, NULL);
+    pb_kvcache *twin = cache == NULL ? NULL : vtable->create(params, &allocator, NULL);
+    while (twin != NULL && in.left > 0) {
+        size_t count;
+        uint32_t *kept;
+        double score;
+        switch (take(&in, 1) % 12) {
+        case 0:
+            seed(cache, &in);
+            break;
+        case 1:
+            MUST(pb_kvcache_reset(cache) == PB_KVCACHE_OK);
+            break;
+        case 2:
+            MUST(pb_kvcache_copy(twin, cache) == PB_KVCACHE_OK);
+            MUST(pb_kvcache_kept_count(twin) == pb_kvcache_kept_count(cache));
+            break;
+        case 3:
+            kept = kept_of(cache, &count);
+            for (size_t i = 0; i < count; ++i) {
+                const pb_kvcache_status status = pb_kvcache_window_score(cache, kept[i], &score);
+                MUST(status == PB_KVCACHE_ERROR_UNSUPPORTED || (status == PB_KVCACHE_OK && score >= 0.0));
+            }
+            free(kept);
+            break;
+        case 4:
+        case 5:
+        case 6:
+            evict(vtable, cache, &in);
+            break;
+        default:
+            step(vtable, cache, &in);
+        }
+    }
+    vtable->destroy(twin);
+    vtable->destroy(cache);
+    return 0;
+}
