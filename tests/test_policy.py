@@ -350,7 +350,6 @@ def test_native_memory_goes_with_the_object() -> None:
     assert gone() is None
 
 
-def test_public_names_exist_and_are_sorted_and_documented() -> None:
-    assert pb_kvcache.__all__ == sorted(pb_kvcache.__all__)
+def test_public_names_exist_and_are_documented() -> None:
     for name in pb_kvcache.__all__:
         assert getattr(pb_kvcache, name).__doc__, name

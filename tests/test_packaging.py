@@ -1,0 +1,89 @@
+"""Wheel, sdist and the file name ``build.py``."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import pb_kvcache
+
+from .conftest import ROOT, Run
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
+    """Build the sdist from a copy of the tracked files, so that nothing lands in the source tree."""
+    folder = tmp_path_factory.mktemp("sdist")
+    script = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    done = run(sys.executable, "-c", script, folder, cwd=_copy(folder / "source"))
+    return folder / done.stdout.splitlines()[-1]
+
+
+def _copy(target: Path) -> Path:
+    import shutil
+
+    ignore = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "build-*", "dist", "*.so", "_native.c")
+    shutil.copytree(ROOT, target, ignore=ignore)
+    return target
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
+    """Build a wheel from the sdist alone."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        if sys.version_info >= (3, 12):
+            archive.extractall(folder, filter="data")
+        else:
+            archive.extractall(folder)
+    (source,) = folder.iterdir()
+    script = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+    done = run(sys.executable, "-c", script, folder, cwd=source)
+    return folder / done.stdout.splitlines()[-1]
+
+
+def test_sdist_has_all_that_a_build_and_its_tests_need(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for folder, pattern in (("csrc", "**/*.[ch]"), ("vectors", "*.json"), ("tests", "**/*.py"), ("tests", "c/*.[ch]")):
+        wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob(pattern)}
+        assert wanted - names == set()
+    assert {"build.py", "setup.py", "pyproject.toml", "LICENSE", "README.md", "csrc/CMakeLists.txt"} <= names
+
+
+def test_wheel_built_from_the_sdist_is_complete_and_tagged_for_the_stable_abi(wheel: Path) -> None:
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert re.search(r"-cp3\d+-cp3\d+t-", wheel.name)
+    else:
+        assert re.search(r"-cp310-abi3-", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    for path in (ROOT / "pb_kvcache").rglob("*.py"):
+        assert path.relative_to(ROOT).as_posix() in names
+    for path in (ROOT / "vectors").glob("*.json"):
+        assert f"pb_kvcache/vectors_data/{path.name}" in names
+    assert {"pb_kvcache/py.typed", "pb_kvcache/_native.pyi"} <= names
+    assert [name for name in names if name.startswith(("tests", "csrc", "build"))] == []
+    assert pb_kvcache.__version__ in wheel.name
+
+
+def test_python_m_build_in_the_root_says_what_to_run(run: Run) -> None:
+    done = run(sys.executable, "-m", "build", status=1, cwd=ROOT)
+    assert "pip wheel" in done.stderr
+
+
+def test_wheel_works_where_the_source_is_not(wheel: Path, tmp_path: Path, run: Run) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    script = (
+        "import sys; sys.path.insert(0, 'site'); import pb_kvcache, pb_kvcache.cli; "
+        "assert pb_kvcache.__file__.startswith(sys.argv[1]); sys.exit(pb_kvcache.cli.main(['vectors']))"
+    )
+    done = run(sys.executable, "-c", script, tmp_path / "site", cwd=tmp_path)
+    assert re.fullmatch(r"\d+ passed, 0 failed", done.stdout.splitlines()[-1])
