@@ -54,16 +54,23 @@ def test_a_wrong_value_fails_in_both_languages(kind: str, tmp_path: Path, c_buil
     assert cli.main(["vectors", str(tmp_path)]) == 1
 
 
+#: A kind's answers that are numbers or lists of them: the members of a case, at any depth.
+ANSWERS = {"pyramid_budget": "share", "policy": "victims"}
+
+
 def _changed(kind: str) -> tuple[str, dict[str, object]]:
-    """Return a file of one case in which one answer, the last number of its last list or member, is off by one."""
-    case = next(c for c in CASES if c.kind == kind)
-    text = json.dumps(case.case)
-    if kind == "refusal":
-        text = text.replace(f'"status": "{case.case["status"]}"', '"status": "full"')
-    else:
-        *_, last = re.finditer(r"\d+(?=\D*$)", text)
-        text = text[: last.start()] + str(int(last.group()) + 1) + text[last.end() :]
-    return case.file, {"kind": kind, "cases": [json.loads(text)]}
+    """Return a file of one case in which one answer is wrong: a number is one larger, or a status another."""
+    for case in (c for c in CASES if c.kind == kind):
+        text = json.dumps(case.case)
+        if kind in ANSWERS:
+            changed = re.sub(
+                rf'("{ANSWERS[kind]}": \[*)(\d+)', lambda found: found[1] + str(int(found[2]) + 1), text, count=1
+            )
+        else:
+            changed = re.sub(r'"status": "\w+"', '"status": "full"', text)
+        if changed != text:
+            return case.file, {"kind": kind, "cases": [json.loads(changed)]}
+    raise AssertionError(f"kind {kind} has no case with an answer to change; see ANSWERS")
 
 
 @pytest.mark.parametrize(
