@@ -133,7 +133,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const pb_kvcache_vtable *const vtables[] = {&pb_kvcache_snapkv, &pb_kvcache_pyramidkv};
+    static const pb_kvcache_vtable *const vtables[] = {
+        &pb_kvcache_snapkv, &pb_kvcache_pyramidkv, &pb_kvcache_sliding_window, &pb_kvcache_streaming_llm,
+        &pb_kvcache_h2o, &pb_kvcache_tova, &pb_kvcache_scissorhands};
     input in = {data, size};
     const pb_kvcache_vtable *vtable = vtables[take(&in, 1) % (sizeof vtables / sizeof vtables[0])];
     uint32_t params[7]; /* every parameter struct is a row of uint32_t, of seven at most */

@@ -25,10 +25,10 @@ def by_hand() -> list[Script]:
     s.kept([0])
     s.steps(1, [1.0], [0.75, 0.25], [0.5, 0.0, 0.5])
     s.evict(None, [0])
-    s.kept([1, 2, 3])
     s.evict(None, [])
     s.score(1)
     s.score(0)
+    s.kept([1, 2, 3])
     scripts.append(s)
 
     s = new("foreign budgets", "sliding_window", budget=3)
