@@ -9,6 +9,7 @@ than the layer's own budget is kept, the policy is asked once to evict down to i
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -211,7 +212,10 @@ class _Layers:
             np.int64,
         )
         self.name = type(policies[0]).__name__
-        self.memory = [int(getattr(policy, "memory_bytes", 0)) for policy in policies]
+
+    @property
+    def memory(self) -> list[int]:
+        return [int(getattr(policy, "memory_bytes", 0)) for policy in self._policies]
 
     def feed(self, pos: int, attn: list[npt.NDArray[np.float32]]) -> None:
         for layer, (step, weights) in enumerate(zip(self._steps, attn, strict=True)):
@@ -241,11 +245,13 @@ class _Stack:
         own = [min(int(b), length) for b in stack.budgets]
         self.budgets = np.array([length] * len(own) if budget is None else own, np.int64)
         self.name = type(stack).__name__
-        total = int(getattr(stack, "memory_bytes", 0))
+
+    @property
+    def memory(self) -> list[int]:
         # One allocation serves all; a layer's part is its share of the positions.
-        share = max(1, int(self.budgets.sum()))
-        ends = [total * int(end) // share for end in np.cumsum(self.budgets)]
-        self.memory = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        total = int(getattr(self._stack, "memory_bytes", 0))
+        ends = [total * int(end) // int(self.budgets.sum()) for end in np.cumsum(self.budgets)]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
     def feed(self, pos: int, attn: list[npt.NDArray[np.float32]]) -> None:
         try:
@@ -326,7 +332,7 @@ class _State:
         self.hits += self.mask[self.column, top].sum(axis=1)
         self.asked += top.shape[1]
         bounds = [0, *ends.tolist()]
-        attn = [flat[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+        attn = [flat[start:end] for start, end in itertools.pairwise(bounds)]
 
         victims: list[tuple[int, npt.ArrayLike]] = []
         started = time.perf_counter()
@@ -353,17 +359,17 @@ class _State:
         if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
             raise self._error(step, layer, f"evict() returned {victims!r}, must be one-dimensional and hold integers")
         mask = self.mask[layer]
-        for pos in positions.tolist():
+        dropped = positions.tolist()
+        for i, pos in enumerate(dropped):
             if not (0 <= pos <= step and mask[pos]):
-                twice = 0 <= pos <= step and pos in positions.tolist()[: positions.tolist().index(pos)]
-                raise self._error(step, layer, f"dropped position {pos}, which is not kept{' any more' if twice else ''}")
+                again = " any more" if pos in dropped[:i] else ""
+                raise self._error(step, layer, f"dropped position {pos}, which is not kept{again}")
             mask[pos] = False
         self.counts[layer] -= positions.size
         self.evictions[layer] += positions.size
         if self.counts[layer] > self.budgets[layer]:
-            raise self._error(
-                step, layer, f"keeps {self.counts[layer]} positions after evict({self.budgets[layer]}), must be at most that"
-            )
+            count, budget = self.counts[layer], self.budgets[layer]
+            raise self._error(step, layer, f"keeps {count} positions after evict({budget}), must be at most that")
 
     def _error(self, step: int, layer: int | None, what: str) -> ReplayError:
         where = "" if layer is None else f", layer {layer}"
@@ -374,9 +380,7 @@ class _State:
         for layer in range(self.trace.num_layers):
             kept = self.driver.kept(layer)
             if kept is not None and not np.array_equal(kept, np.flatnonzero(self.mask[layer])):
-                raise self._error(
-                    self.trace.steps, layer, f"says that it keeps {len(kept)} positions, but it dropped others than it said"
-                )
+                raise self._error(self.trace.steps, layer, "keeps other positions than its evict() calls returned")
 
     def report(self, budget: int | None, seconds: float) -> Report:
         steps = self.trace.steps

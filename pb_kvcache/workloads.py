@@ -41,8 +41,8 @@ __all__ = [
     "decode_4096",
     "funnel",
     "load",
-    "names",
     "named",
+    "names",
     "pack",
     "recorded",
     "save",
@@ -71,7 +71,7 @@ class Trace(ABC):
     num_layers
         Layers; greater than 0.
     length
-        Positions in the sequence; greater than 1. Position 0 is there from the start, so there are ``length - 1`` steps.
+        Positions in the sequence; greater than 1. Position 0 is there from the start: there are ``length - 1`` steps.
     metadata
         Where it comes from; JSON values. `num_kv_heads`, `head_dim` and `kv_dtype`, where given, tell
         :attr:`bytes_per_position`.
@@ -151,7 +151,8 @@ def _largest(rows: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
     keys |= np.arange(0xFFFFFFFF, 0xFFFFFFFF - length, -1, dtype=np.uint64)
     if length > count:
         keys = np.partition(keys, length - count, axis=1)[:, length - count :]
-    return (np.uint64(0xFFFFFFFF) - (keys & np.uint64(0xFFFFFFFF))).astype(np.intp)
+    positions: npt.NDArray[np.intp] = (np.uint64(0xFFFFFFFF) - (keys & np.uint64(0xFFFFFFFF))).astype(np.intp)
+    return positions
 
 
 class PackedTrace(Trace):
@@ -216,7 +217,7 @@ def _bad_rows(rows: npt.NDArray[np.float32], sums: npt.NDArray[np.float64], step
         layer, pos = bad[0]
         return f"step {step}, layer {layer}, position {pos}: weight {rows[layer, pos]} must be finite and >= 0"
     layer = int(np.argmax(sums))
-    return f"step {step}, layer {layer}: the weights sum to {sums[layer]:.6g}, must be at most 1 (probabilities, not logits)"
+    return f"step {step}, layer {layer}: weights that sum to {sums[layer]:.6g}, must sum to at most 1, not be logits"
 
 
 def _pairs(length: int) -> int:
@@ -232,9 +233,9 @@ def pack(name: str, attention: npt.ArrayLike, metadata: Mapping[str, Any] | None
     name
         What reports call it.
     attention
-        Shape ``(num_layers, length, length)`` or ``(num_layers, heads, length, length)``, real numbers: row ``t`` is what
-        the token at position ``t`` attended to. Heads are averaged in float32. The diagonal and what lies above it are not
-        used. Stored as float16 where that is the dtype given, else as float32.
+        Shape ``(num_layers, length, length)`` or ``(num_layers, heads, length, length)``, real numbers: row ``t`` is
+        what the token at position ``t`` attended to. Heads are averaged in float32. The diagonal and what lies above it
+        are not used. Stored as float16 where that is the dtype given, else as float32.
     metadata
         As for :class:`Trace`.
 
@@ -286,7 +287,7 @@ class _Xoshiro128:
         return result
 
     def below(self, bound: int) -> int:
-        """Return an integer below `bound`, every one as likely: the first draws of the range that does not divide go."""
+        """Return an integer below `bound`, all equally likely: draws from the uneven first stretch are thrown away."""
         threshold = (2**32 - bound) % bound
         while True:
             value = self.next()
@@ -370,7 +371,8 @@ class _Funnel(Trace):
         rows = heavy * ((1 - self._local) / np.maximum(heavy.sum(axis=1, keepdims=True), 1))
         near = np.arange(8, 0, -1, dtype=np.float64)[:step]
         rows[:, step - len(near) :] += (near * (self._local / near.sum()))[::-1]
-        return rows.astype(np.float32)
+        result: npt.NDArray[np.float32] = rows.astype(np.float32)
+        return result
 
 
 def funnel(
@@ -396,7 +398,8 @@ def funnel(
         Layers, and positions; greater than 0 and 1.
     widths
         Phrases that matter: two integers > 0, for the first and the last layer, between which the others are
-        interpolated linearly; or one for each layer. Falling is the funnel, broad at layer 0 and sharp at the last; equal is flat; rising is inverted.
+        interpolated linearly; or one for each layer. Falling is the funnel, broad at layer 0 and sharp at the last;
+        equal is flat; rising is inverted.
     local_mass
         Between 0 and 1.
     seed
@@ -573,7 +576,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> PackedTrace:
     try:
         num_layers = uint32("num_layers", metadata.pop("num_layers", None))
         length = uint32("length", metadata.pop("length", None))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
     expected = {_member(layer) + ".npy" for layer in range(min(num_layers, len(archive.namelist()) + 1))}
     present = {entry for entry in archive.namelist() if entry != "metadata.npy"}
