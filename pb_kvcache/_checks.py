@@ -58,10 +58,12 @@ def float32_array(name: str, value: Any, ndim: int) -> npt.NDArray[np.float32]:
     ValueError
         For another number of dimensions, or a finite value too large for float32.
     """
+    if np.ma.isMaskedArray(value):
+        raise TypeError(f"{name}: must be an array of real numbers, not a masked one; fill it first")
     if not (isinstance(value, np.ndarray) and value.dtype == _F32):
         try:
             value = np.asarray(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor that requires a gradient
             raise TypeError(f"{name}: must be an array of real numbers: {error}") from None
         if value.dtype.kind not in "fiu":
             raise TypeError(f"{name}: must be an array of real numbers, not of dtype {value.dtype}")

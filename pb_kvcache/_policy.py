@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ from ._native import ffi, lib
 _F32 = np.dtype(np.float32)
 
 _OK: int = lib.PB_KVCACHE_OK
+
+_Self = TypeVar("_Self", bound="Policy")
 
 
 class Policy:
@@ -264,16 +266,16 @@ class Policy:
             raise ValueError(bad_weight("attn", weights))
         raise RuntimeError(status_text(status))
 
-    def copy(self) -> Policy:
+    def copy(self: _Self) -> _Self:
         """Return an independent cache with the same parameters, kept set and memory of the past."""
         twin = type(self)(**self._params)
         lib.pb_kvcache_copy(twin._policy, self._policy)
         return twin
 
-    def __copy__(self) -> Policy:
+    def __copy__(self: _Self) -> _Self:
         return self.copy()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Policy:
+    def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         return self.copy()
 
     def __reduce__(self) -> Any:

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,7 @@ def test_integers_are_numbers_and_read_only_is_read() -> None:
         ([0.5, 1j], TypeError, "attn: must be an array of real numbers, not of dtype complex128"),
         ([True, False], TypeError, "attn: must be an array of real numbers, not of dtype bool"),
         ([[0.5], [0.25, 0.125]], TypeError, "attn: must be an array of real numbers"),
+        (np.ma.masked_array([0.5, 0.25], [True, False], np.float32), TypeError, "attn: must be .* not a masked one"),
         (b"\x00\x00\x00\x3f\x00\x00\x80\x3e", TypeError, "attn: must be an array of real numbers"),
     ],
 )
@@ -340,6 +342,21 @@ def test_parameters_are_read_only_attributes() -> None:
 def test_the_base_class_is_not_made() -> None:
     with pytest.raises(TypeError, match="Policy is the base of all policies"):
         Policy()
+
+
+def test_instances_on_separate_threads_do_not_disturb_each_other() -> None:
+    def decode(seed: int) -> list[int]:
+        rng = np.random.default_rng(seed)
+        cache = SnapKV(budget=64, recent_window=8, obs_window=4)
+        dropped: list[int] = []
+        for pos in range(1, 600):
+            cache.on_decode_step(pos, rng.integers(0, 9, len(cache)).astype(np.float32))
+            dropped += cache.evict().tolist()
+        return dropped
+
+    alone = [decode(seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(decode, range(8))) == alone
 
 
 def test_native_memory_goes_with_the_object() -> None:
