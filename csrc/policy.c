@@ -52,18 +52,15 @@ bool pb_kvcache_priv_allocator(const pb_allocator *allocator, pb_allocator *out)
 
 pb_kvcache_status pb_kvcache_priv_set_bytes(pb_kvcache_priv_shape *shape)
 {
-    size_t bytes;
-    size_t lengths;
-    /* A position costs 4 bytes in `kept` and in each ring slot, and 8 in each array of doubles. */
-    if (!pb_kvcache_priv_add(shape->obs_window, 1 + 2 * (size_t)shape->doubles, &bytes)
-        || !pb_kvcache_priv_mul(bytes, sizeof(uint32_t), &bytes)
-        || !pb_kvcache_priv_mul(bytes, shape->capacity, &bytes)
-        || !pb_kvcache_priv_mul(shape->obs_window, sizeof(uint32_t), &lengths)
-        || !pb_kvcache_priv_add(bytes, lengths, &bytes) || !pb_kvcache_priv_add(bytes, HEADER, &bytes)
-        || bytes > PTRDIFF_MAX) {
+    /* A position costs 4 bytes in `kept` and in each ring slot, and 8 in each array of doubles. Both sums stay below
+     * 2^36; only their product can be too large, and on 32-bit targets the ring's lengths alone. */
+    const uint64_t position = ((uint64_t)shape->obs_window + 1 + 2 * (uint64_t)shape->doubles) * sizeof(uint32_t);
+    const uint64_t fixed = HEADER + (uint64_t)shape->obs_window * sizeof(uint32_t);
+    const uint64_t most = PTRDIFF_MAX;
+    if (fixed > most || position > (most - fixed) / shape->capacity) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
-    shape->bytes = bytes;
+    shape->bytes = (size_t)(fixed + position * shape->capacity);
     return PB_KVCACHE_OK;
 }
 
