@@ -3,7 +3,7 @@
 #include "internal.h"
 
 /* Unsigned keys in the order of the scores, with -0.0 equal to 0.0. */
-static uint64_t key_of(double score)
+static uint64_t lowest_key(double score)
 {
     uint64_t bits;
     score += 0.0;
@@ -11,7 +11,8 @@ static uint64_t key_of(double score)
     return (bits >> 63) != 0 ? ~bits : bits | ((uint64_t)1 << 63);
 }
 
-static uint32_t lowest(const double *scores, size_t n)
+/* A step's usual eviction: comparing the scores themselves is faster than their keys. */
+static uint32_t first_lowest(const double *scores, size_t n)
 {
     size_t best = 0;
     for (size_t i = 1; i < n; ++i) {
@@ -22,47 +23,82 @@ static uint32_t lowest(const double *scores, size_t n)
     return (uint32_t)best;
 }
 
-void pb_kvcache_priv_choose_lowest(const double *scores, size_t n, size_t count, uint32_t *chosen)
+/* The reverse order, so that the highest score has the lowest key; whatever is not finite comes last. */
+static uint32_t highest_key(float score)
 {
-    if (count == 0) {
-        return;
+    uint32_t bits;
+    score += 0.0f;
+    memcpy(&bits, &score, sizeof bits);
+    if ((bits & 0x7F800000u) == 0x7F800000u) {
+        return UINT32_MAX;
     }
-    if (count == 1) { /* a step's usual eviction */
-        chosen[0] = lowest(scores, n);
-        return;
-    }
-    /* The key of the count-th lowest score, eight bits at a time from the top. `rest` counts those still to be found
-     * among the keys that begin with `prefix`. */
-    uint64_t prefix = 0;
-    uint64_t mask = 0;
-    size_t rest = count;
-    for (int shift = 56; shift >= 0; shift -= 8) {
-        size_t histogram[256] = {0};
-        for (size_t i = 0; i < n; ++i) {
-            const uint64_t key = key_of(scores[i]);
-            if ((key & mask) == prefix) {
-                ++histogram[(key >> shift) & 255u];
-            }
-        }
-        size_t digit = 0;
-        while (histogram[digit] < rest) {
-            rest -= histogram[digit];
-            ++digit;
-        }
-        prefix |= (uint64_t)digit << shift;
-        mask |= (uint64_t)255 << shift;
-        if (histogram[digit] == rest) { /* all of them go: the digits below do not matter */
-            break;
+    return (bits >> 31) != 0 ? bits : bits ^ 0x7FFFFFFFu;
+}
+
+static uint32_t first_highest(const float *scores, size_t n)
+{
+    uint32_t best = 0;
+    uint32_t best_key = highest_key(scores[0]);
+    for (size_t i = 1; i < n; ++i) {
+        const uint32_t key = highest_key(scores[i]);
+        if (key < best_key) {
+            best = (uint32_t)i;
+            best_key = key;
         }
     }
-    size_t written = 0;
-    for (size_t i = 0; i < n && written < count; ++i) {
-        const uint64_t key = key_of(scores[i]) & mask;
-        if (key < prefix) {
-            chosen[written++] = (uint32_t)i;
-        } else if (key == prefix && rest > 0) {
-            chosen[written++] = (uint32_t)i;
-            --rest;
-        }
+    return best;
+}
+
+#define CHOOSE pb_kvcache_priv_choose_lowest
+#define SCORE double
+#define KEY uint64_t
+#define KEY_BITS 64
+#define KEY_OF lowest_key
+#define FIRST first_lowest
+#include "choose_body.h"
+
+#define CHOOSE pb_kvcache_priv_choose_highest
+#define SCORE float
+#define KEY uint32_t
+#define KEY_BITS 32
+#define KEY_OF highest_key
+#define FIRST first_highest
+#include "choose_body.h"
+
+pb_kvcache_status pb_kvcache_select_top(const float *scores, size_t stride, size_t num_heads, size_t n,
+                                        const uint32_t *counts, pb_kvcache_nan nan, uint32_t *indices,
+                                        size_t indices_stride, size_t capacity)
+{
+    size_t most = 0;
+    if (scores == NULL || counts == NULL || indices == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
     }
+    if (!pb_kvcache_priv_nan_ok(nan)) {
+        return PB_KVCACHE_ERROR_OPTION;
+    }
+    for (size_t head = 0; head < num_heads; ++head) {
+        if (counts[head] > n) {
+            return PB_KVCACHE_ERROR_COUNT;
+        }
+        most = counts[head] > most ? counts[head] : most;
+    }
+    pb_kvcache_status status = pb_kvcache_priv_scores_ok(scores, stride, num_heads, n, nan);
+    if (status == PB_KVCACHE_OK) {
+        status = pb_kvcache_priv_rows_ok(indices, sizeof *indices, indices_stride, 0, num_heads, most, capacity);
+    }
+    if (status != PB_KVCACHE_OK) {
+        return status;
+    }
+    size_t input_bytes;
+    size_t output_bytes;
+    (void)pb_kvcache_priv_span_bytes(num_heads, stride, n, sizeof *scores, &input_bytes);
+    (void)pb_kvcache_priv_span_bytes(num_heads, indices_stride, most, sizeof *indices, &output_bytes);
+    if (pb_kvcache_priv_overlap(scores, input_bytes, indices, output_bytes)
+        || pb_kvcache_priv_overlap(counts, num_heads * sizeof *counts, indices, output_bytes)) {
+        return PB_KVCACHE_ERROR_OVERLAP;
+    }
+    for (size_t head = 0; head < num_heads; ++head) {
+        pb_kvcache_priv_choose_highest(scores + head * stride, n, counts[head], indices + head * indices_stride);
+    }
+    return PB_KVCACHE_OK;
 }

@@ -2,40 +2,167 @@
 
 #include "internal.h"
 
-static double larger(double a, double b)
+static bool finite(float score)
 {
-    return a > b ? a : b;
+    return score >= -FLT_MAX && score <= FLT_MAX;
 }
+
+static float minus_infinity(void)
+{
+    const uint32_t bits = 0xFF800000u;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+#define POOL_MAX pool_max
+#define SCORE double
+#define USABLE(x) (x)
+#include "pool_body.h"
+
+#define POOL_MAX pool_max_present
+#define SCORE float
+#define USABLE(x) (finite(x) ? (x) : minus_infinity())
+#include "pool_body.h"
 
 void pb_kvcache_priv_pool_max(const double *scores, size_t n, size_t kernel, double *pooled)
 {
+    pool_max(scores, n, kernel, pooled);
+}
+
+/* Neighbours on either side that a kernel reaches: a kernel beyond 2n - 1 reaches no further. */
+static size_t reach_of(size_t n, size_t kernel)
+{
     const size_t half = (kernel - 1) / 2;
-    memcpy(pooled, scores, n * sizeof(double));
-    if (half == 0 || n <= 1) {
-        return;
+    return half < n ? half : n - 1;
+}
+
+/*
+ * The sum over the kernel is made of blocks of 1, 2, 4, ... neighbours, from the left, for the bits of its width from
+ * the lowest; a block of 2w is the sum of two blocks of w; what lies outside or is not finite counts as 0. In double.
+ * That is O(n log kernel), vectors all the way, and the order of additions does not depend on the position.
+ */
+static void pool_average(const float *scores, size_t n, size_t kernel, double *workspace, float *pooled)
+{
+    const size_t reach = reach_of(n, kernel);
+    const size_t width = 2 * reach + 1;
+    const size_t padded = n + 2 * reach;
+    double *sums = workspace;
+    double *blocks = workspace + n;
+    memset(blocks, 0, padded * sizeof *blocks);
+    memset(sums, 0, n * sizeof *sums);
+    for (size_t i = 0; i < n; ++i) {
+        blocks[reach + i] = finite(scores[i]) ? (double)scores[i] : 0.0;
     }
-    /*
-     * Maxima over windows i .. i+width-1 by doubling the width in place (each pass reads only what lies ahead), then
-     * the window of exactly `kernel` from two that overlap: O(n log kernel), and every pass is a plain loop.
-     */
-    const size_t window = kernel < n ? kernel : n;
-    size_t width = 1;
-    while (width < window) {
-        const size_t step = width <= window - width ? width : window - width;
-        for (size_t i = 0; i + step < n; ++i) {
-            pooled[i] = larger(pooled[i], pooled[i + step]);
+    size_t offset = 0;
+    for (size_t block = 1; block <= width; block *= 2) {
+        if ((width & block) != 0) {
+            for (size_t i = 0; i < n; ++i) {
+                sums[i] += blocks[i + offset];
+            }
+            offset += block;
         }
-        width += step;
-    }
-    /* Centre the windows; those that begin before the array are maxima of its first elements. */
-    if (half < n) {
-        memmove(pooled + half, pooled, (n - half) * sizeof(double));
-    }
-    double first = scores[0];
-    for (size_t i = 0, next = 1; i < n && i < half; ++i) {
-        for (; next < n && next <= i + half; ++next) {
-            first = larger(first, scores[next]);
+        for (size_t i = 0; i + block < padded; ++i) {
+            blocks[i] += blocks[i + block];
         }
-        pooled[i] = first;
     }
+    size_t present = 0; /* finite scores among the neighbours */
+    for (size_t i = 0; i < reach; ++i) {
+        present += finite(scores[i]);
+    }
+    for (size_t i = 0; i < n; ++i) {
+        present += i + reach < n && finite(scores[i + reach]);
+        present -= i > reach && finite(scores[i - reach - 1]);
+        pooled[i] = present > 0 ? (float)(sums[i] / (double)present) : 0.0f;
+    }
+}
+
+void pb_kvcache_priv_pool(const float *scores, size_t n, pb_kvcache_pooling pooling, size_t kernel, double *workspace,
+                          float *pooled)
+{
+    if (pooling == PB_KVCACHE_POOL_AVERAGE) {
+        pool_average(scores, n, kernel, workspace, pooled);
+    } else {
+        pool_max_present(scores, n, kernel, pooled);
+    }
+    for (size_t i = 0; i < n; ++i) {
+        pooled[i] = finite(scores[i]) ? pooled[i] : minus_infinity();
+    }
+}
+
+pb_kvcache_status pb_kvcache_priv_pool_doubles(size_t n, pb_kvcache_pooling pooling, size_t kernel, size_t *doubles)
+{
+    if (kernel % 2 == 0) {
+        return PB_KVCACHE_ERROR_POOL_KERNEL;
+    }
+    if (pooling == PB_KVCACHE_POOL_MAX) {
+        *doubles = 0;
+        return PB_KVCACHE_OK;
+    }
+    if (pooling != PB_KVCACHE_POOL_AVERAGE) {
+        return PB_KVCACHE_ERROR_OPTION;
+    }
+    if (n > SIZE_MAX / 4 / sizeof(double)) {
+        return PB_KVCACHE_ERROR_TOO_LARGE;
+    }
+    *doubles = n == 0 ? 0 : 2 * n + 2 * reach_of(n, kernel);
+    return PB_KVCACHE_OK;
+}
+
+pb_kvcache_status pb_kvcache_pool_scores_workspace_size(size_t n, pb_kvcache_pooling pooling, size_t kernel,
+                                                        size_t *size)
+{
+    size_t doubles;
+    if (size == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    const pb_kvcache_status status = pb_kvcache_priv_pool_doubles(n, pooling, kernel, &doubles);
+    if (status == PB_KVCACHE_OK) {
+        *size = doubles == 0 ? 0 : doubles * sizeof(double) + PB_KVCACHE_PRIV_ALIGNMENT;
+    }
+    return status;
+}
+
+pb_kvcache_status pb_kvcache_pool_scores(const float *scores, size_t stride, size_t num_heads, size_t n,
+                                         pb_kvcache_pooling pooling, size_t kernel, pb_kvcache_nan nan, void *workspace,
+                                         size_t workspace_size, float *pooled, size_t pooled_stride, size_t capacity)
+{
+    size_t needed;
+    if (scores == NULL || pooled == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    pb_kvcache_status status = pb_kvcache_pool_scores_workspace_size(n, pooling, kernel, &needed);
+    if (status != PB_KVCACHE_OK) {
+        return status;
+    }
+    if (!pb_kvcache_priv_nan_ok(nan)) {
+        return PB_KVCACHE_ERROR_OPTION;
+    }
+    if (workspace_size < needed || (needed > 0 && workspace == NULL)) {
+        return PB_KVCACHE_ERROR_WORKSPACE;
+    }
+    status = pb_kvcache_priv_scores_ok(scores, stride, num_heads, n, nan);
+    if (status == PB_KVCACHE_OK) {
+        status = pb_kvcache_priv_rows_ok(pooled, sizeof *pooled, pooled_stride, 0, num_heads, n, capacity);
+    }
+    if (status != PB_KVCACHE_OK) {
+        return status;
+    }
+    size_t input_bytes;
+    size_t output_bytes;
+    (void)pb_kvcache_priv_span_bytes(num_heads, stride, n, sizeof *scores, &input_bytes);
+    (void)pb_kvcache_priv_span_bytes(num_heads, pooled_stride, n, sizeof *pooled, &output_bytes);
+    if (pb_kvcache_priv_overlap(scores, input_bytes, pooled, output_bytes)
+        || pb_kvcache_priv_overlap(workspace, needed, pooled, output_bytes)
+        || pb_kvcache_priv_overlap(workspace, needed, scores, input_bytes)) {
+        return PB_KVCACHE_ERROR_OVERLAP;
+    }
+    if (n == 0) {
+        return PB_KVCACHE_OK;
+    }
+    double *doubles = needed == 0 ? NULL : (double *)pb_kvcache_priv_align(workspace);
+    for (size_t head = 0; head < num_heads; ++head) {
+        pb_kvcache_priv_pool(scores + head * stride, n, pooling, kernel, doubles, pooled + head * pooled_stride);
+    }
+    return PB_KVCACHE_OK;
 }

@@ -30,6 +30,21 @@ const char *pb_kvcache_status_str(pb_kvcache_status status)
     case PB_KVCACHE_ERROR_CAPACITY: return "the output array is too small";
     case PB_KVCACHE_ERROR_MISMATCH: return "the two objects differ in policy or parameters";
     case PB_KVCACHE_ERROR_UNSUPPORTED: return "the policy does not have this";
+    case PB_KVCACHE_ERROR_WINDOW: return "window must be greater than 0 and smaller than n";
+    case PB_KVCACHE_ERROR_HEADS: return "num_kv_heads must be greater than 0 and divide num_q_heads";
+    case PB_KVCACHE_ERROR_HEAD_RANGE: return "first_head and end_head must be a range of the KV heads";
+    case PB_KVCACHE_ERROR_OPTION: return "an enumeration has a value that is not in its list";
+    case PB_KVCACHE_ERROR_SCALE: return "scale must be finite and greater than 0";
+    case PB_KVCACHE_ERROR_ALIGNMENT: return "an array must be aligned for its elements";
+    case PB_KVCACHE_ERROR_STRIDE: return "rows that are written must not overlap";
+    case PB_KVCACHE_ERROR_OVERLAP: return "an output must not overlap an input or the workspace";
+    case PB_KVCACHE_ERROR_WORKSPACE: return "the workspace is too small";
+    case PB_KVCACHE_ERROR_LOGIT: return "logits must not be NaN or +inf, before or after scaling";
+    case PB_KVCACHE_ERROR_MASKED: return "every query must see a position: all its logits are -inf";
+    case PB_KVCACHE_ERROR_SCORE: return "scores must be finite";
+    case PB_KVCACHE_ERROR_COUNT: return "no more indices can be chosen than there are scores";
+    case PB_KVCACHE_ERROR_BUDGET_WINDOW: return "budget must not be smaller than the window";
+    case PB_KVCACHE_ERROR_INDEX: return "indices must be below n and ascend";
     case PB_KVCACHE_ERROR_SINKS: return "sinks must be smaller than budget";
     }
     return "unknown status";

@@ -9,6 +9,18 @@ from ._native import ffi as _ffi
 from ._native import lib as _lib
 from ._policy import Policy
 from ._pyramidkv import PyramidKV
+from ._select import (
+    block_select,
+    compact,
+    pool_scores,
+    scores_from_qk,
+    select,
+    select_top,
+    to_blocks,
+    to_mask,
+    to_ranges,
+    window_scores,
+)
 from ._snapkv import SnapKV
 
 __version__ = str(_ffi.string(_lib.pb_kvcache_version()), "ascii")
@@ -25,6 +37,16 @@ __all__ = [
     "SnapKV",
     "StreamingLLM",
     "__version__",
+    "block_select",
+    "compact",
+    "pool_scores",
     "pyramid_budget",
     "pyramid_budgets",
+    "scores_from_qk",
+    "select",
+    "select_top",
+    "to_blocks",
+    "to_mask",
+    "to_ranges",
+    "window_scores",
 ]

@@ -50,6 +50,36 @@ typedef enum pb_kvcache_status {
     PB_KVCACHE_ERROR_MISMATCH = -17,
     /* The policy has no such thing (a sliding window has no score). */
     PB_KVCACHE_ERROR_UNSUPPORTED = -18,
+    /* window is 0 or not smaller than n. */
+    PB_KVCACHE_ERROR_WINDOW = -50,
+    /* num_kv_heads is 0 or does not divide num_q_heads, or num_q_heads is 0. */
+    PB_KVCACHE_ERROR_HEADS = -51,
+    /* first_head and end_head are not a range of the KV heads. */
+    PB_KVCACHE_ERROR_HEAD_RANGE = -52,
+    /* An enumeration has a value that is not in its list. */
+    PB_KVCACHE_ERROR_OPTION = -53,
+    /* scale is not finite or not greater than 0. */
+    PB_KVCACHE_ERROR_SCALE = -54,
+    /* An array is not aligned for its elements. */
+    PB_KVCACHE_ERROR_ALIGNMENT = -55,
+    /* Strides make rows overlap that are written. */
+    PB_KVCACHE_ERROR_STRIDE = -56,
+    /* An output overlaps an input or the workspace. */
+    PB_KVCACHE_ERROR_OVERLAP = -57,
+    /* The workspace is too small. */
+    PB_KVCACHE_ERROR_WORKSPACE = -58,
+    /* A logit is NaN or +inf, before or after scaling. */
+    PB_KVCACHE_ERROR_LOGIT = -59,
+    /* A query sees no position: all its logits are -inf. */
+    PB_KVCACHE_ERROR_MASKED = -60,
+    /* A score is NaN or infinite. */
+    PB_KVCACHE_ERROR_SCORE = -61,
+    /* More indices are asked for than there are scores. */
+    PB_KVCACHE_ERROR_COUNT = -62,
+    /* A budget is smaller than the window. */
+    PB_KVCACHE_ERROR_BUDGET_WINDOW = -63,
+    /* An index is not below n or does not ascend. */
+    PB_KVCACHE_ERROR_INDEX = -64,
     /* sinks is not smaller than budget. */
     PB_KVCACHE_ERROR_SINKS = -70
 } pb_kvcache_status;

@@ -1,0 +1,158 @@
+/*
+ * Prefill selection: which positions of a prompt each KV head keeps (arXiv 2404.14469, arXiv 2406.02069).
+ *
+ * Once the prompt is processed, its last `window` queries have looked at every position before them. That attention,
+ * averaged over the window and over the query heads that share a KV head, is the score of a position; scores are
+ * pooled over neighbours; the best positions and the window itself stay.
+ *
+ *     pb_kvcache_select_workspace_size(&attn, &params, 0, attn.num_kv_heads, &size);
+ *     pb_kvcache_select(&attn, &params, budgets, 0, attn.num_kv_heads, workspace, size, indices, stride, capacity);
+ *     pb_kvcache_compact(&keys, 0, keys.num_heads, indices, stride, budgets);        (compact.h)
+ *
+ * Stateless functions over the caller's arrays. Nothing is allocated: scratch memory is the `workspace`, of any
+ * alignment, whose size a function tells. Work is divided among threads by KV heads: each thread calls with its own
+ * range first_head .. end_head - 1 and its own workspace, and with the same output array; row h of an output belongs to
+ * KV head h whatever the range. Inputs are read only. An output may overlap neither an input nor the workspace.
+ *
+ * Only n - window columns of probabilities are read, and of row w of logits the n - window + w + 1 columns that the
+ * query may see. A padded sequence is the part of it that is valid: `data` moved to its first column and a smaller n.
+ *
+ * Arithmetic: float, in an order that is part of the definition, so that the bits are the same everywhere.
+ *   logits   t = x * scale; e = exp(t - max t); p = e * (1 / sum e). exp is within 1 ulp and 0 below -87.25; the sum is
+ *            made of 16 interleaved sums in float per 1024 columns, folded in halves, and of these in double. A logit of
+ *            -inf is a position that the query does not see, p = 0.
+ *   score    the p of a position added over the window, oldest query first, divided by the window; over the query
+ *            heads of the group added in order and, for the mean, divided by their number; or the maximum over them.
+ */
+#ifndef PB_KVCACHE_SELECT_H
+#define PB_KVCACHE_SELECT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "pb_kvcache/api.h"
+#include "pb_kvcache/status.h"
+
+PB_KVCACHE_EXTERN_C_BEGIN
+
+/* cdef: begin */
+typedef enum pb_kvcache_dtype {
+    PB_KVCACHE_FLOAT32 = 0,
+    PB_KVCACHE_FLOAT16 = 1, /* IEEE 754 binary16 */
+    PB_KVCACHE_BFLOAT16 = 2 /* the upper half of a binary32 */
+} pb_kvcache_dtype;
+
+/* How the query heads of a group become one score. */
+typedef enum pb_kvcache_reduce {
+    PB_KVCACHE_REDUCE_MEAN = 0,
+    PB_KVCACHE_REDUCE_MAX = 1,
+    PB_KVCACHE_REDUCE_SUM = 2
+} pb_kvcache_reduce;
+
+/* How the scores of neighbours become one. */
+typedef enum pb_kvcache_pooling {
+    PB_KVCACHE_POOL_MAX = 0,
+    PB_KVCACHE_POOL_AVERAGE = 1 /* divided by the number of neighbours that there are */
+} pb_kvcache_pooling;
+
+/*
+ * What is done about numbers that are none. _LOWEST: a position for which any query of the group has a NaN or +inf
+ * (logits: also after scaling) is left out of the softmax and of the neighbours' pools, its score is -inf, and it ranks
+ * below everything else; a query that sees nothing adds nothing. In scores every NaN and infinity counts as -inf.
+ */
+typedef enum pb_kvcache_nan {
+    PB_KVCACHE_NAN_REFUSE = 0,
+    PB_KVCACHE_NAN_LOWEST = 1
+} pb_kvcache_nan;
+
+/*
+ * The attention of the last `window` queries of a prompt of n positions, by query head: element (h, w, i) is at
+ * data + h * head_stride + w * row_stride + i and says how much query n - window + w of head h looks at position i.
+ * Query heads h * g .. h * g + g - 1 belong to KV head h, g = num_q_heads / num_kv_heads.
+ */
+typedef struct pb_kvcache_attention {
+    const void *data; /* aligned for its elements */
+    pb_kvcache_dtype dtype;
+    int logits;          /* 0: probabilities, >= 0. Else raw products, which are scaled, masked and softmaxed here */
+    float scale;         /* what logits are multiplied by, > 0 and finite; not read for probabilities */
+    size_t num_q_heads;  /* a multiple of num_kv_heads */
+    size_t num_kv_heads; /* > 0 */
+    size_t window;       /* 0 < window < n */
+    size_t n;            /* at most 2^32 - 1 */
+    ptrdiff_t head_stride; /* in elements; any */
+    ptrdiff_t row_stride;  /* in elements; any */
+} pb_kvcache_attention;
+
+typedef struct pb_kvcache_select_params {
+    pb_kvcache_reduce reduce;
+    pb_kvcache_pooling pooling;
+    size_t kernel; /* neighbours pooled, the position itself included; odd */
+    pb_kvcache_nan nan;
+} pb_kvcache_select_params;
+
+/* Bytes of scratch that pb_kvcache_window_scores needs for this range. Errors as there. */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_window_scores_workspace_size(const pb_kvcache_attention *attn,
+                                                                         size_t first_head, size_t end_head,
+                                                                         size_t *size);
+
+/*
+ * Scores of the n - window positions before the window, for each KV head of the range. Row h starts at
+ * scores + h * scores_stride. `capacity` is in floats, of the whole array.
+ * PB_KVCACHE_ERROR_NULL, _OPTION, _SCALE, _WINDOW, _TOO_LARGE, _HEADS, _HEAD_RANGE, _ALIGNMENT, _WORKSPACE, _STRIDE,
+ * _CAPACITY, _OVERLAP; _ATTN_VALUE for a probability that is negative, or not finite under _NAN_REFUSE; _LOGIT for NaN
+ * or +inf and _MASKED for a query that sees nothing, both under _NAN_REFUSE; _SCORE where a score overflows.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_window_scores(const pb_kvcache_attention *attn, pb_kvcache_reduce reduce,
+                                                          pb_kvcache_nan nan, size_t first_head, size_t end_head,
+                                                          void *workspace, size_t workspace_size, float *scores,
+                                                          size_t scores_stride, size_t capacity);
+
+/* Bytes of scratch that pb_kvcache_pool_scores needs: 0 for the maximum. PB_KVCACHE_ERROR_NULL, _POOL_KERNEL, _OPTION,
+ * _TOO_LARGE. */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_pool_scores_workspace_size(size_t n, pb_kvcache_pooling pooling,
+                                                                       size_t kernel, size_t *size);
+
+/*
+ * Pool each of num_heads rows of n scores over neighbours i-(kernel-1)/2 .. i+(kernel-1)/2, clamped at both ends.
+ * Maximum, or average: the sum in double over the blocks of 1, 2, 4, ... neighbours, from the left, that make up the
+ * kernel (itself clamped to 2n - 1), a block of 2w being the sum of two of w; divided by how many neighbours there are
+ * and rounded to float.
+ * PB_KVCACHE_ERROR_NULL, _POOL_KERNEL, _OPTION, _TOO_LARGE, _WORKSPACE, _ALIGNMENT, _STRIDE, _CAPACITY, _OVERLAP;
+ * _SCORE for a NaN or infinity under _NAN_REFUSE.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_pool_scores(const float *scores, size_t stride, size_t num_heads, size_t n,
+                                                        pb_kvcache_pooling pooling, size_t kernel, pb_kvcache_nan nan,
+                                                        void *workspace, size_t workspace_size, float *pooled,
+                                                        size_t pooled_stride, size_t capacity);
+
+/*
+ * Indices of the counts[h] highest scores of each row h of n, the lower index first on a tie, ascending. O(n).
+ * -0.0 equals 0.0. Row h starts at indices + h * indices_stride; `capacity` is in elements, of the whole array.
+ * PB_KVCACHE_ERROR_NULL, _OPTION, _TOO_LARGE, _ALIGNMENT, _STRIDE, _CAPACITY, _OVERLAP; _COUNT for counts[h] > n;
+ * _SCORE for a NaN or infinity under _NAN_REFUSE.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_top(const float *scores, size_t stride, size_t num_heads, size_t n,
+                                                       const uint32_t *counts, pb_kvcache_nan nan, uint32_t *indices,
+                                                       size_t indices_stride, size_t capacity);
+
+/* Bytes of scratch that pb_kvcache_select needs for this range. Errors as there. */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_workspace_size(const pb_kvcache_attention *attn,
+                                                                  const pb_kvcache_select_params *params,
+                                                                  size_t first_head, size_t end_head, size_t *size);
+
+/*
+ * The whole chain: window scores, pooled, the budgets[h] - window best of them, and the window. Row h of `indices` gets
+ * min(n, budgets[h]) ascending positions; where budgets[h] >= n that is every position, and the attention of the head
+ * is not read. `budgets` has one entry for each of the num_kv_heads, each at least `window`.
+ * Errors of the three functions above; PB_KVCACHE_ERROR_BUDGET_WINDOW for a budget below the window.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *attn,
+                                                   const pb_kvcache_select_params *params, const uint32_t *budgets,
+                                                   size_t first_head, size_t end_head, void *workspace,
+                                                   size_t workspace_size, uint32_t *indices, size_t indices_stride,
+                                                   size_t capacity);
+/* cdef: end */
+
+PB_KVCACHE_EXTERN_C_END
+
+#endif

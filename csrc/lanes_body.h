@@ -1,0 +1,97 @@
+/*
+ * The inner loops of the window scores, for one kind of element and one instruction set. lanes.c includes this file
+ * once for each of them and says there what the macros mean.
+ */
+
+/* The largest element that is not NaN or +inf, -inf where there is none. Returns SEEN_BAD where one was passed over. */
+TARGET static uint32_t NAME(top)(const void *row, size_t n, float *top)
+{
+    const ELEMENT *x = row;
+    float lanes[LANES];
+    uint32_t bad[LANES] = {0};
+    for (size_t lane = 0; lane < LANES; ++lane) {
+        lanes[lane] = -INFINITE;
+    }
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (size_t lane = 0; lane < LANES; ++lane) {
+            const float value = TO_FLOAT(x[i + lane]);
+            const float usable = value <= FLT_MAX ? value : -INFINITE;
+            lanes[lane] = usable > lanes[lane] ? usable : lanes[lane];
+            bad[lane] |= value <= FLT_MAX ? 0u : (uint32_t)SEEN_BAD;
+        }
+    }
+    for (size_t lane = 0; i < n; ++lane, ++i) {
+        const float value = TO_FLOAT(x[i]);
+        const float usable = value <= FLT_MAX ? value : -INFINITE;
+        lanes[lane] = usable > lanes[lane] ? usable : lanes[lane];
+        bad[lane] |= value <= FLT_MAX ? 0u : (uint32_t)SEEN_BAD;
+    }
+    float most = -INFINITE;
+    uint32_t seen = 0;
+    for (size_t lane = 0; lane < LANES; ++lane) {
+        most = lanes[lane] > most ? lanes[lane] : most;
+        seen |= bad[lane];
+    }
+    *top = most;
+    return seen;
+}
+
+/*
+ * e[i] = exp(x[i] * scale - top * scale) for i < n, and the sum of them: within a tile in float, by lanes that are
+ * folded in pairs, and over the tiles in double. No element is NaN or +inf and none exceeds `top`.
+ */
+TARGET static double NAME(exps)(const void *row, size_t n, float scale, float top, float *restrict e)
+{
+    const ELEMENT *restrict x = row;
+    const float shift = top * scale;
+    double total = 0.0;
+    for (size_t start = 0; start < n; start += EXP_TILE) {
+        const size_t width = n - start < EXP_TILE ? n - start : EXP_TILE;
+        float lanes[LANES] = {0.0f};
+        for (size_t i = 0; i < width; ++i) {
+            e[start + i] = exp_to_one(TO_FLOAT(x[start + i]) * scale - shift);
+        }
+        size_t i = 0;
+        for (; i + LANES <= width; i += LANES) {
+            for (size_t lane = 0; lane < LANES; ++lane) {
+                lanes[lane] += e[start + i + lane];
+            }
+        }
+        for (size_t lane = 0; i < width; ++lane, ++i) {
+            lanes[lane] += e[start + i];
+        }
+        for (size_t half = LANES / 2; half > 0; half /= 2) {
+            for (size_t lane = 0; lane < half; ++lane) {
+                lanes[lane] += lanes[lane + half];
+            }
+        }
+        total += (double)lanes[0];
+    }
+    return total;
+}
+
+/* Sums in float of the columns of rows of probabilities. See column_sums_body.h. NaN and +inf count as -inf. */
+#define COLUMN_SUMS NAME(sums_)
+#define ROW ELEMENT
+#define LOAD(x) probability(TO_FLOAT(x), &seen)
+#define SUM float
+#define TILE SUM_TILE
+#include "column_sums_body.h"
+
+TARGET static uint32_t NAME(sums)(const void *rows, ptrdiff_t stride, size_t num_rows, size_t n, float *sums)
+{
+    return NAME(sums_)(rows, stride, NULL, num_rows, n, sums);
+}
+
+TARGET static void NAME(convert)(const void *row, size_t n, float *restrict floats)
+{
+    const ELEMENT *restrict x = row;
+    for (size_t i = 0; i < n; ++i) {
+        floats[i] = TO_FLOAT(x[i]);
+    }
+}
+
+#undef ELEMENT
+#undef TO_FLOAT
+#undef NAME

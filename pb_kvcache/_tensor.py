@@ -1,0 +1,107 @@
+"""NumPy arrays and torch CPU tensors as the native kernels see them: an address, strides and a kind of element.
+
+torch is never imported here: a tensor can only be given where it has been imported already.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._native import lib
+
+#: The kinds of element that the kernels read, by the name that NumPy, ml_dtypes and torch share.
+_CODES: dict[str, int] = {
+    "float32": lib.PB_KVCACHE_FLOAT32,
+    "float16": lib.PB_KVCACHE_FLOAT16,
+    "bfloat16": lib.PB_KVCACHE_BFLOAT16,
+}
+
+_SIZES = {lib.PB_KVCACHE_FLOAT32: 4, lib.PB_KVCACHE_FLOAT16: 2, lib.PB_KVCACHE_BFLOAT16: 2}
+
+
+def is_torch(value: Any) -> bool:
+    """Tell whether `value` is a torch tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def on_other_device(value: Any) -> bool:
+    """Tell whether `value` is a torch tensor that is not in this computer's own memory."""
+    return is_torch(value) and value.device.type != "cpu"
+
+
+class View:
+    """A checked look at somebody's array: nothing is copied unless its layout cannot be read in place.
+
+    Attributes
+    ----------
+    address
+        Of the first element.
+    shape, strides
+        Strides in elements.
+    code, size
+        The kernels' number for the kind of element, and its bytes.
+    torch
+        Whether it came as a torch tensor.
+    """
+
+    __slots__ = ("address", "code", "owner", "shape", "size", "strides", "torch")
+
+    def __init__(self, name: str, value: Any, kinds: tuple[str, ...] = tuple(_CODES), contiguous: bool = True) -> None:
+        self.torch = is_torch(value)
+        kind = self._kind(value)
+        if kind not in kinds:
+            what = kind if self.torch or isinstance(value, np.ndarray) else type(value).__name__
+            listed = ", ".join(kinds[:-1]) + (" or " if len(kinds) > 1 else "") + kinds[-1]
+            raise TypeError(f"{name}: must be a NumPy array or torch tensor of {listed}, not {what}")
+        if self.torch:
+            value = value.detach()
+        if contiguous and value.ndim and value.shape[-1] > 1 and self._last_stride(value) != 1:
+            value = value.contiguous() if self.torch else np.ascontiguousarray(value)
+        if not self.torch and not value.flags.aligned:
+            value = value.copy()
+        self.owner = value
+        self.shape: tuple[int, ...] = tuple(value.shape)
+        self.code = _CODES[kind]
+        self.size = _SIZES[self.code]
+        if self.torch:
+            self.address: int = value.data_ptr()
+            self.strides: tuple[int, ...] = tuple(value.stride())
+        else:
+            self.address = value.__array_interface__["data"][0]
+            self.strides = tuple(stride // self.size for stride in value.strides)
+
+    def _kind(self, value: Any) -> str:
+        if self.torch:
+            torch = sys.modules["torch"]
+            if value.layout is not torch.strided or value.device.type != "cpu":
+                return f"a {value.layout} tensor on {value.device}"
+            return str(value.dtype).removeprefix("torch.")
+        if not isinstance(value, np.ndarray):
+            return type(value).__name__
+        if not value.dtype.isnative:
+            return f"{value.dtype.name} in foreign byte order"
+        if value.dtype.kind != "f" and value.dtype.name != "bfloat16":
+            return str(value.dtype)
+        return str(value.dtype.name)
+
+    def _last_stride(self, value: Any) -> int:
+        return int(value.stride(-1)) if self.torch else int(value.strides[-1]) // int(value.itemsize)
+
+    def floats(self) -> npt.NDArray[np.float32]:
+        """Return the elements as float32: for messages, after a call was refused."""
+        value = self.owner.float().numpy() if self.torch else self.owner
+        return np.asarray(value, dtype=np.float32)
+
+
+def give(array: npt.NDArray[Any], torch: bool) -> Any:
+    """Return a result in the caller's kind: the array, or a tensor; positions are then int64, as torch indexes."""
+    if not torch:
+        return array
+    if array.dtype == np.uint32:
+        array = array.astype(np.int64)
+    return sys.modules["torch"].from_numpy(array)
