@@ -2,7 +2,7 @@
 
 #include "internal.h"
 
-static bool finite(float score)
+static bool is_finite(float score)
 {
     return score >= -FLT_MAX && score <= FLT_MAX;
 }
@@ -22,7 +22,7 @@ static float minus_infinity(void)
 
 #define POOL_MAX pool_max_present
 #define SCORE float
-#define USABLE(x) (finite(x) ? (x) : minus_infinity())
+#define USABLE(x) (is_finite(x) ? (x) : minus_infinity())
 #include "pool_body.h"
 
 void pb_kvcache_priv_pool_max(const double *scores, size_t n, size_t kernel, double *pooled)
@@ -52,7 +52,7 @@ static void pool_average(const float *scores, size_t n, size_t kernel, double *w
     memset(blocks, 0, padded * sizeof *blocks);
     memset(sums, 0, n * sizeof *sums);
     for (size_t i = 0; i < n; ++i) {
-        blocks[reach + i] = finite(scores[i]) ? (double)scores[i] : 0.0;
+        blocks[reach + i] = is_finite(scores[i]) ? (double)scores[i] : 0.0;
     }
     size_t offset = 0;
     for (size_t block = 1; block <= width; block *= 2) {
@@ -68,11 +68,11 @@ static void pool_average(const float *scores, size_t n, size_t kernel, double *w
     }
     size_t present = 0; /* finite scores among the neighbours */
     for (size_t i = 0; i < reach; ++i) {
-        present += finite(scores[i]);
+        present += is_finite(scores[i]);
     }
     for (size_t i = 0; i < n; ++i) {
-        present += i + reach < n && finite(scores[i + reach]);
-        present -= i > reach && finite(scores[i - reach - 1]);
+        present += i + reach < n && is_finite(scores[i + reach]);
+        present -= i > reach && is_finite(scores[i - reach - 1]);
         pooled[i] = present > 0 ? (float)(sums[i] / (double)present) : 0.0f;
     }
 }
@@ -86,7 +86,7 @@ void pb_kvcache_priv_pool(const float *scores, size_t n, pb_kvcache_pooling pool
         pool_max_present(scores, n, kernel, pooled);
     }
     for (size_t i = 0; i < n; ++i) {
-        pooled[i] = finite(scores[i]) ? pooled[i] : minus_infinity();
+        pooled[i] = is_finite(scores[i]) ? pooled[i] : minus_infinity();
     }
 }
 
