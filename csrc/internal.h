@@ -181,6 +181,14 @@ pb_kvcache *pb_kvcache_priv_place(void *memory, const pb_kvcache_priv_shape *sha
 /* A new cache from the allocator; NULL where there is no memory or the allocator lacks a function. */
 pb_kvcache *pb_kvcache_priv_new(const pb_kvcache_priv_shape *shape, const pb_allocator *allocator);
 
+/* A decode step in two halves, for a stack: would it be refused, and take it in. `policy` is not NULL. */
+pb_kvcache_status pb_kvcache_priv_step_check(const pb_kvcache *policy, uint32_t pos, const float *attn,
+                                             size_t attn_len);
+void pb_kvcache_priv_step(pb_kvcache *policy, uint32_t pos, const float *attn);
+
+/* true where both have the same policy and parameters. */
+bool pb_kvcache_priv_same_shape(const pb_kvcache *policy, const pb_kvcache *source);
+
 /* The vtable functions that all policies have in common. */
 pb_kvcache_status pb_kvcache_priv_on_decode_step(pb_kvcache *policy, uint32_t pos, const float *attn, size_t attn_len);
 size_t pb_kvcache_priv_evict(pb_kvcache *policy, uint32_t budget, uint32_t *victims, size_t capacity);

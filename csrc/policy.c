@@ -95,11 +95,9 @@ pb_kvcache *pb_kvcache_priv_new(const pb_kvcache_priv_shape *shape, const pb_all
     return policy;
 }
 
-pb_kvcache_status pb_kvcache_priv_on_decode_step(pb_kvcache *policy, uint32_t pos, const float *attn, size_t attn_len)
+pb_kvcache_status pb_kvcache_priv_step_check(const pb_kvcache *policy, uint32_t pos, const float *attn,
+                                             size_t attn_len)
 {
-    if (policy == NULL) {
-        return PB_KVCACHE_ERROR_NULL;
-    }
     const size_t kept_count = policy->kept_count;
     if (kept_count > 0 && pos <= policy->kept[kept_count - 1]) {
         return PB_KVCACHE_ERROR_POSITION;
@@ -113,15 +111,31 @@ pb_kvcache_status pb_kvcache_priv_on_decode_step(pb_kvcache *policy, uint32_t po
     if (kept_count >= policy->shape.capacity) {
         return PB_KVCACHE_ERROR_FULL;
     }
+    return PB_KVCACHE_OK;
+}
+
+void pb_kvcache_priv_step(pb_kvcache *policy, uint32_t pos, const float *attn)
+{
     if (attn != NULL && policy->shape.rules->observe != NULL) {
         policy->shape.rules->observe(policy, attn);
     }
-    policy->kept[kept_count] = pos;
+    policy->kept[policy->kept_count] = pos;
     if (policy->shape.rules->join != NULL) {
         policy->shape.rules->join(policy);
     }
-    policy->kept_count = kept_count + 1;
-    return PB_KVCACHE_OK;
+    ++policy->kept_count;
+}
+
+pb_kvcache_status pb_kvcache_priv_on_decode_step(pb_kvcache *policy, uint32_t pos, const float *attn, size_t attn_len)
+{
+    if (policy == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    const pb_kvcache_status status = pb_kvcache_priv_step_check(policy, pos, attn, attn_len);
+    if (status == PB_KVCACHE_OK) {
+        pb_kvcache_priv_step(policy, pos, attn);
+    }
+    return status;
 }
 
 /* The kept positions that may be dropped: indices *first .. *first + (returned count) - 1. */
@@ -318,16 +332,22 @@ pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint32_t *positions,
     return PB_KVCACHE_OK;
 }
 
+bool pb_kvcache_priv_same_shape(const pb_kvcache *policy, const pb_kvcache *source)
+{
+    const pb_kvcache_priv_shape *a = &policy->shape;
+    const pb_kvcache_priv_shape *b = &source->shape;
+    return a->rules == b->rules && a->effective == b->effective && a->capacity == b->capacity
+           && a->recent_window == b->recent_window && a->sinks == b->sinks && a->obs_window == b->obs_window
+           && a->pool_kernel == b->pool_kernel;
+}
+
 pb_kvcache_status pb_kvcache_copy(pb_kvcache *policy, const pb_kvcache *source)
 {
     if (policy == NULL || source == NULL) {
         return PB_KVCACHE_ERROR_NULL;
     }
     const pb_kvcache_priv_shape *a = &policy->shape;
-    const pb_kvcache_priv_shape *b = &source->shape;
-    if (a->rules != b->rules || a->effective != b->effective || a->capacity != b->capacity
-        || a->recent_window != b->recent_window || a->sinks != b->sinks || a->obs_window != b->obs_window
-        || a->pool_kernel != b->pool_kernel) {
+    if (!pb_kvcache_priv_same_shape(policy, source)) {
         return PB_KVCACHE_ERROR_MISMATCH;
     }
     if (policy == source) {

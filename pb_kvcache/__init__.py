@@ -7,7 +7,7 @@ from ._budget import pyramid_budget, pyramid_budgets
 from ._errors import CacheFullError
 from ._native import ffi as _ffi
 from ._native import lib as _lib
-from ._policy import Policy
+from ._policy import LayerCache, Policy
 from ._pyramidkv import PyramidKV
 from ._select import (
     block_select,
@@ -22,6 +22,7 @@ from ._select import (
     window_scores,
 )
 from ._snapkv import SnapKV
+from ._stack import PyramidStack, StackLayer
 
 __version__ = str(_ffi.string(_lib.pb_kvcache_version()), "ascii")
 
@@ -30,11 +31,14 @@ __all__ = [
     "TOVA",
     "CacheFullError",
     "FullCache",
+    "LayerCache",
     "Policy",
     "PyramidKV",
+    "PyramidStack",
     "Scissorhands",
     "SlidingWindow",
     "SnapKV",
+    "StackLayer",
     "StreamingLLM",
     "__version__",
     "block_select",

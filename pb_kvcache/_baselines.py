@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._checks import UINT32_MAX, float32_array, integer, uint32
-from ._policy import Policy, _positions, bad_weight
+from ._policy import Policy, bad_weight, uint32_vector
 
 
 class SlidingWindow(Policy):
@@ -283,7 +283,7 @@ class FullCache(Policy):
 
     def seed(self, positions: npt.ArrayLike, attn: npt.ArrayLike | None = None) -> None:
         """Start from a prompt: replace the kept set. As :meth:`Policy.seed`; never full."""
-        array = _positions(positions)
+        array = uint32_vector("positions", positions)
         if attn is not None:
             weights = float32_array("attn", attn, 2)
             if weights.shape[1] != len(array):

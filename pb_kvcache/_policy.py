@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -18,7 +19,69 @@ _OK: int = lib.PB_KVCACHE_OK
 _Self = TypeVar("_Self", bound="Policy")
 
 
-class Policy:
+class LayerCache:
+    """One layer's cache, to be read: what a policy's instance and a layer of a :class:`PyramidStack` have in common.
+
+    Not made directly.
+    """
+
+    __slots__ = ("__weakref__", "_owner", "_policy")
+
+    #: The native instance, and what has to live as long as it.
+    _policy: Any
+    _owner: Any
+
+    @property
+    def kept(self) -> npt.NDArray[np.uint32]:
+        """The kept positions, ascending: a copy, uint32."""
+        positions = np.empty(len(self), np.uint32)
+        lib.pb_kvcache_kept(self._policy, ffi.from_buffer("uint32_t[]", positions), len(positions))
+        return positions
+
+    def __len__(self) -> int:
+        return lib.pb_kvcache_kept_count(self._policy)  # type: ignore[no-any-return]
+
+    def __contains__(self, pos: object) -> bool:
+        try:
+            number = integer("pos", pos)
+        except TypeError:
+            return False
+        return 0 <= number <= UINT32_MAX and bool(lib.pb_kvcache_contains(self._policy, number))
+
+    def window_score(self, pos: int) -> float:
+        """Return the policy's own score of a kept position, before pooling.
+
+        Raises
+        ------
+        KeyError
+            `pos` is not kept.
+        """
+        number = integer("pos", pos)
+        score = ffi.new("double *")
+        status = lib.PB_KVCACHE_ERROR_NOT_KEPT
+        if 0 <= number <= UINT32_MAX:
+            status = lib.pb_kvcache_window_score(self._policy, number, score)
+        if status == lib.PB_KVCACHE_ERROR_NOT_KEPT:
+            raise KeyError(f"pos = {number}: is not kept")
+        if status != _OK:
+            raise TypeError(f"{type(self).__name__} has no score: {status_text(status)}")
+        return float(score[0])
+
+    @property
+    def effective_budget(self) -> int:
+        """What the cache evicts down to when it is asked for no less, in positions."""
+        return lib.pb_kvcache_effective_budget(self._policy)  # type: ignore[no-any-return]
+
+    @property
+    def capacity(self) -> int:
+        """The most positions that the cache can hold."""
+        return lib.pb_kvcache_capacity(self._policy)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self)} kept, evicts to {self.effective_budget}>"
+
+
+class Policy(LayerCache):
     """One layer's cache and the rule that keeps it small. Base of all policies; not made directly.
 
     An instance holds position 0 when it is new, serves one layer of one sequence, and must not be used by two threads
@@ -30,7 +93,7 @@ class Policy:
     #: The C names: ``pb_kvcache_<_NAME>``, ``..._params``, ``..._check``.
     _NAME: ClassVar[str] = ""
 
-    __slots__ = ("__weakref__", "_evict", "_params", "_policy", "_step", "_vtable")
+    __slots__ = ("_evict", "_params", "_step", "_vtable")
 
     _params: dict[str, int]
 
@@ -163,52 +226,6 @@ class Policy:
         return victims
 
     @property
-    def kept(self) -> npt.NDArray[np.uint32]:
-        """The kept positions, ascending: a copy, uint32."""
-        positions = np.empty(len(self), np.uint32)
-        lib.pb_kvcache_kept(self._policy, ffi.from_buffer("uint32_t[]", positions), len(positions))
-        return positions
-
-    def __len__(self) -> int:
-        return lib.pb_kvcache_kept_count(self._policy)  # type: ignore[no-any-return]
-
-    def __contains__(self, pos: object) -> bool:
-        try:
-            number = integer("pos", pos)
-        except TypeError:
-            return False
-        return 0 <= number <= UINT32_MAX and bool(lib.pb_kvcache_contains(self._policy, number))
-
-    def window_score(self, pos: int) -> float:
-        """Return the policy's own score of a kept position, before pooling.
-
-        Raises
-        ------
-        KeyError
-            `pos` is not kept.
-        """
-        number = integer("pos", pos)
-        score = ffi.new("double *")
-        status = lib.PB_KVCACHE_ERROR_NOT_KEPT
-        if 0 <= number <= UINT32_MAX:
-            status = lib.pb_kvcache_window_score(self._policy, number, score)
-        if status == lib.PB_KVCACHE_ERROR_NOT_KEPT:
-            raise KeyError(f"pos = {number}: is not kept")
-        if status != _OK:
-            raise TypeError(f"{type(self).__name__} has no score: {status_text(status)}")
-        return float(score[0])
-
-    @property
-    def effective_budget(self) -> int:
-        """What the cache evicts down to when it is asked for no less, in positions."""
-        return lib.pb_kvcache_effective_budget(self._policy)  # type: ignore[no-any-return]
-
-    @property
-    def capacity(self) -> int:
-        """The most positions that the cache can hold."""
-        return lib.pb_kvcache_capacity(self._policy)  # type: ignore[no-any-return]
-
-    @property
     def memory_bytes(self) -> int:
         """Bytes that the native instance holds."""
         return self._vtable.memory_bytes(self._policy)  # type: ignore[no-any-return]
@@ -239,32 +256,7 @@ class Policy:
         -----
         A call that raises has changed nothing.
         """
-        array = _positions(positions)
-        rows = 0
-        weights = None
-        buffer = ffi.NULL
-        if attn is not None:
-            weights = float32_array("attn", attn, 2)
-            rows = len(weights)
-            if weights.shape[1] != len(array):
-                raise ValueError(
-                    f"attn: has shape {weights.shape}, must be (rows, {len(array)}): one weight a position"
-                )
-            buffer = ffi.from_buffer("float[]", weights)
-        status = lib.pb_kvcache_seed(self._policy, ffi.from_buffer("uint32_t[]", array), len(array), buffer, rows)
-        if status == _OK:
-            return
-        if status == lib.PB_KVCACHE_ERROR_FULL:
-            raise CacheFullError(f"positions: {len(array)} of them, must be at most the capacity of {self.capacity}")
-        if status == lib.PB_KVCACHE_ERROR_POSITION:
-            index = 1 + int(np.flatnonzero(array[1:] <= array[:-1])[0])
-            raise ValueError(
-                f"positions[{index}] = {array[index]}: must be greater than the one before it, {array[index - 1]}"
-            )
-        if status == lib.PB_KVCACHE_ERROR_ATTN_VALUE:
-            assert weights is not None
-            raise ValueError(bad_weight("attn", weights))
-        raise RuntimeError(status_text(status))
+        seed_with(lambda *prompt: lib.pb_kvcache_seed(self._policy, *prompt), positions, attn, self.capacity)
 
     def copy(self: _Self) -> _Self:
         """Return an independent cache with the same parameters, kept set and memory of the past."""
@@ -299,6 +291,38 @@ class Policy:
         return f"<{type(self).__name__}({parameters}): {len(self)} kept, evicts to {self.effective_budget}>"
 
 
+def seed_with(
+    call: Callable[[Any, int, Any, int], int], positions: npt.ArrayLike, attn: npt.ArrayLike | None, capacity: int
+) -> None:
+    """Check a prompt, hand it to `call` as positions, count, weights and rows, and raise what its status means."""
+    array = uint32_vector("positions", positions)
+    rows = 0
+    weights = None
+    buffer = ffi.NULL
+    if attn is not None:
+        weights = float32_array("attn", attn, 2)
+        rows = len(weights)
+        if weights.shape[1] != len(array):
+            raise ValueError(
+                f"attn: has shape {weights.shape}, must be (rows, {len(array)}): one weight a position"
+            )
+        buffer = ffi.from_buffer("float[]", weights)
+    status = call(ffi.from_buffer("uint32_t[]", array), len(array), buffer, rows)
+    if status == _OK:
+        return
+    if status == lib.PB_KVCACHE_ERROR_FULL:
+        raise CacheFullError(f"positions: {len(array)} of them, must be at most the capacity of {capacity}")
+    if status == lib.PB_KVCACHE_ERROR_POSITION:
+        index = 1 + int(np.flatnonzero(array[1:] <= array[:-1])[0])
+        raise ValueError(
+            f"positions[{index}] = {array[index]}: must be greater than the one before it, {array[index - 1]}"
+        )
+    if status == lib.PB_KVCACHE_ERROR_ATTN_VALUE:
+        assert weights is not None
+        raise ValueError(bad_weight("attn", weights))
+    raise RuntimeError(status_text(status))
+
+
 def bad_weight(name: str, weights: npt.NDArray[np.float32]) -> str:
     """Return the message for the first weight that is negative, infinite or NaN."""
     index = np.argwhere(~(np.isfinite(weights) & (weights >= 0)))[0]
@@ -306,17 +330,17 @@ def bad_weight(name: str, weights: npt.NDArray[np.float32]) -> str:
     return f"{name}[{where}] = {weights[tuple(index)]}: every weight must be finite and >= 0"
 
 
-def _positions(value: npt.ArrayLike) -> npt.NDArray[np.uint32]:
-    """Return positions as a contiguous uint32 vector."""
+def uint32_vector(name: str, value: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+    """Return integers as a contiguous uint32 vector."""
     array = np.asarray(value)
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.uint32)
     if array.dtype.kind not in "iu":
-        raise TypeError(f"positions: must be integers, not of dtype {array.dtype}")
+        raise TypeError(f"{name}: must be integers, not of dtype {array.dtype}")
     if array.ndim != 1:
-        raise ValueError(f"positions: must have 1 dimension, not shape {array.shape}")
+        raise ValueError(f"{name}: must have 1 dimension, not shape {array.shape}")
     outside = (array < 0) | (array > UINT32_MAX)
     if outside.any():
         index = int(np.flatnonzero(outside)[0])
-        raise ValueError(f"positions[{index}] = {array[index]}: must be between 0 and {UINT32_MAX}")
+        raise ValueError(f"{name}[{index}] = {array[index]}: must be between 0 and {UINT32_MAX}")
     return np.ascontiguousarray(array, np.uint32)

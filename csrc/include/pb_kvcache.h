@@ -11,6 +11,7 @@
  *   snapkv.h     SnapKV: score by recent attention, pooled over neighbours
  *   pyramidkv.h  PyramidKV: SnapKV at this layer's share
  *   baselines.h  simpler policies to compare with
+ *   stack.h      a whole model's caches, one per layer
  *   select.h     prefill selection: which positions of a prompt each KV head keeps
  *   compact.h    move the kept rows of keys or values to the front
  *
@@ -36,6 +37,7 @@
 #include "pb_kvcache/snapkv.h"
 #include "pb_kvcache/pyramidkv.h"
 #include "pb_kvcache/baselines.h"
+#include "pb_kvcache/stack.h"
 #include "pb_kvcache/select.h"
 #include "pb_kvcache/compact.h"
 

@@ -15,6 +15,8 @@ static const struct {
     {"pyramid_budget", vectors_pyramid_budget},
     {"policy", vectors_policy},
     {"refusal", vectors_refusal},
+    {"stack", vectors_stack},
+    {"stack_refusal", vectors_stack_refusal},
 };
 
 static char why[512];

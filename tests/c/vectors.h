@@ -13,6 +13,8 @@ typedef bool vectors_run(const json *test);
 vectors_run vectors_pyramid_budget; /* vectors_budget.c */
 vectors_run vectors_policy;         /* vectors_policy.c */
 vectors_run vectors_refusal;
+vectors_run vectors_stack; /* vectors_stack.c */
+vectors_run vectors_stack_refusal;
 
 /* Say why the case failed; false, so that a runner can return it. */
 bool vectors_fail(const char *format, ...);

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from . import baselines, budget, policies
+from . import baselines, budget, policies, stack
 
-MODULES = (baselines, budget, policies)
+MODULES = (baselines, budget, policies, stack)
 
 
 def text(content: dict[str, Any]) -> str:

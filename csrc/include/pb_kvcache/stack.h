@@ -1,0 +1,149 @@
+/*
+ * A whole model's caches: one PyramidKV cache per layer, each evicting at its own budget, driven together.
+ *
+ * Every layer is what an independent instance would be, bit for bit; a stack of one layer is SnapKV. One block of
+ * memory holds them all, one call takes in a decode step for all of them, and a call that a single layer refuses
+ * changes none.
+ *
+ *     const pb_kvcache_stack_params params = PB_KVCACHE_STACK_PARAMS_DEFAULT(32);
+ *     pb_kvcache_stack *stack = pb_kvcache_stack_create(&params, NULL, NULL);
+ *     ...
+ *     pb_kvcache_stack_on_decode_step(stack, pos, attn, attn_lens);     // a row of weights per layer
+ *     if (pb_kvcache_stack_evict_count(stack) > 0)
+ *         pb_kvcache_stack_evict(stack, victims, capacity, offsets, 33);
+ *     // layer l drops victims[offsets[l]] .. victims[offsets[l + 1] - 1]
+ *     pb_kvcache_stack_destroy(stack);
+ */
+#ifndef PB_KVCACHE_STACK_H
+#define PB_KVCACHE_STACK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "pb_kvcache/policy.h"
+
+PB_KVCACHE_EXTERN_C_BEGIN
+
+/* cdef: begin */
+/* The most layers of a stack. No model comes near; it bounds the time that a check takes. */
+#define PB_KVCACHE_STACK_MAX_LAYERS 65536
+
+typedef struct pb_kvcache_stack_params {
+    uint32_t num_layers;    /* > 0, at most PB_KVCACHE_STACK_MAX_LAYERS */
+    uint32_t budget;        /* positions kept per layer on average, > 0; not read where budgets are given */
+    uint32_t pyramid_ratio; /* the first layer's share over the last one's, > 0; not read where budgets are given */
+    uint32_t recent_window; /* newest positions of each layer, never dropped on score, < budget */
+    uint32_t obs_window;    /* observed decode steps that make the score, > 0 */
+    uint32_t pool_kernel;   /* kept neighbours pooled, odd */
+} pb_kvcache_stack_params;
+
+/* One cache per layer. One stack serves one sequence and must not be used by two threads at once. */
+typedef struct pb_kvcache_stack pb_kvcache_stack;
+
+/*
+ * Why would creation refuse? PB_KVCACHE_OK where only memory can stop it. *layer (NULL: not wanted) becomes the first
+ * layer that breaks the rule, 0 for a rule about the whole stack, num_layers where none is broken.
+ *
+ * `budgets` NULL: layer l is a PyramidKV cache at its share of `budget`. Else it has num_layers elements, from a plan
+ * for example, and layer l is a SnapKV cache that keeps exactly budgets[l]: each must be greater than recent_window,
+ * for a layer that could drop nothing would keep more than was planned.
+ * _NULL (params), _NUM_LAYERS, then for the first layer that has one, in this order: _BUDGET, _OBS_WINDOW,
+ * _RECENT_WINDOW, _POOL_KERNEL, _PYRAMID_RATIO, _TOO_LARGE; last _TOO_LARGE for all together.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_check(const pb_kvcache_stack_params *params, const uint32_t *budgets,
+                                                        uint32_t *layer);
+
+/*
+ * A new stack, every layer holding position 0, in one allocation. `allocator` NULL means malloc and free. NULL where
+ * the parameters are refused or memory is short; then nothing is leaked. `budgets` is read during the call only.
+ */
+PB_KVCACHE_API pb_kvcache_stack *pb_kvcache_stack_create(const pb_kvcache_stack_params *params,
+                                                         const uint32_t *budgets, const pb_allocator *allocator);
+
+/* Give everything back. NULL is fine. */
+PB_KVCACHE_API void pb_kvcache_stack_destroy(pb_kvcache_stack *stack);
+
+/*
+ * The token at `pos` was decoded. attn[l] points to the attn_lens[l] weights that the kept positions of layer l, in
+ * ascending order, received from it; a NULL attn[l] means that this layer was not observed, a NULL `attn` that none
+ * was (then attn_lens may be NULL too). Everything is checked before anything changes; the rules, statuses and what
+ * changes are those of pb_kvcache_vtable.on_decode_step for each layer.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_on_decode_step(pb_kvcache_stack *stack, uint32_t pos,
+                                                                 const float *const *attn, const size_t *attn_lens);
+
+/*
+ * What would on_decode_step answer, and which layer refuses? *layer (NULL: not wanted) becomes the first that does,
+ * num_layers where none does. Nothing changes.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_step_check(const pb_kvcache_stack *stack, uint32_t pos,
+                                                             const float *const *attn, const size_t *attn_lens,
+                                                             uint32_t *layer);
+
+/* How many positions `evict` would drop now, over all layers: the capacity that it needs. 0 for NULL. */
+PB_KVCACHE_API size_t pb_kvcache_stack_evict_count(const pb_kvcache_stack *stack);
+
+/*
+ * Every layer drops positions until it keeps its own budget, as pb_kvcache_vtable.evict does. All victims go to one
+ * array, `capacity` long, layer after layer: those of layer l, ascending, are victims[offsets[l] .. offsets[l+1]-1].
+ * `offsets` has num_layers + 1 elements, offsets_capacity at least that.
+ * PB_KVCACHE_ERROR_NULL; PB_KVCACHE_ERROR_CAPACITY where an array is too small: nothing has changed.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_evict(pb_kvcache_stack *stack, uint32_t *victims, size_t capacity,
+                                                        size_t *offsets, size_t offsets_capacity);
+
+/* The kept positions of all layers, laid out as the victims of `evict`; capacity: pb_kvcache_stack_resident. */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_kept(const pb_kvcache_stack *stack, uint32_t *positions,
+                                                       size_t capacity, size_t *offsets, size_t offsets_capacity);
+
+/* How many layers there are; 0 for NULL. */
+PB_KVCACHE_API uint32_t pb_kvcache_stack_num_layers(const pb_kvcache_stack *stack);
+
+/*
+ * One layer's cache, to be read with the functions of policy.h while the stack lives; it belongs to the stack. NULL
+ * where there is no such layer.
+ */
+PB_KVCACHE_API const pb_kvcache *pb_kvcache_stack_layer(const pb_kvcache_stack *stack, uint32_t layer);
+
+/*
+ * What each layer evicts down to: num_layers elements to `budgets`, which has room for `capacity`.
+ * PB_KVCACHE_ERROR_NULL; PB_KVCACHE_ERROR_CAPACITY.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_budgets(const pb_kvcache_stack *stack, uint32_t *budgets,
+                                                          size_t capacity);
+
+/* Positions held now, over all layers; 0 for NULL. */
+PB_KVCACHE_API size_t pb_kvcache_stack_resident(const pb_kvcache_stack *stack);
+
+/*
+ * The most positions held at once since creation or reset, over all layers, counted after each append (or seed) and
+ * before the eviction that follows it: what an arena for K and V must hold. 0 for NULL.
+ */
+PB_KVCACHE_API size_t pb_kvcache_stack_peak_resident(const pb_kvcache_stack *stack);
+
+/* Bytes that the stack took from its allocator; 0 for NULL. */
+PB_KVCACHE_API size_t pb_kvcache_stack_memory_bytes(const pb_kvcache_stack *stack);
+
+/* Back to a new stack: every layer keeps position 0 and remembers nothing; the peak too. PB_KVCACHE_ERROR_NULL. */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_reset(pb_kvcache_stack *stack);
+
+/*
+ * Start one layer from a prompt, as pb_kvcache_seed does; the other layers stay as they are.
+ * PB_KVCACHE_ERROR_LAYER where there is no such layer, and the statuses of pb_kvcache_seed: nothing has changed.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_seed(pb_kvcache_stack *stack, uint32_t layer,
+                                                       const uint32_t *positions, size_t count, const float *attn,
+                                                       size_t rows);
+
+/*
+ * Make `stack` hold and remember exactly what `source` does, the peak included, without allocating.
+ * PB_KVCACHE_ERROR_NULL; PB_KVCACHE_ERROR_MISMATCH unless both have the same layers: nothing has changed.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_copy(pb_kvcache_stack *stack, const pb_kvcache_stack *source);
+/* cdef: end */
+
+#define PB_KVCACHE_STACK_PARAMS_DEFAULT(num_layers) { (num_layers), 512u, 4u, 32u, 16u, 7u }
+
+PB_KVCACHE_EXTERN_C_END
+
+#endif

@@ -1,0 +1,316 @@
+#include <string.h>
+
+#include "internal.h"
+
+/* One block of memory: this struct with its layers' pointers, then the layers' caches, each aligned for a double. */
+struct pb_kvcache_stack {
+    pb_allocator allocator;
+    size_t bytes;
+    size_t resident;
+    size_t peak_resident;
+    uint32_t num_layers;
+    pb_kvcache *layers[];
+};
+
+static bool aligned(size_t bytes, size_t *out)
+{
+    if (!pb_kvcache_priv_add(bytes, sizeof(double) - 1, &bytes)) {
+        return false;
+    }
+    *out = bytes - bytes % sizeof(double);
+    return true;
+}
+
+static pb_kvcache_status layer_shape(const pb_kvcache_stack_params *params, const uint32_t *budgets, uint32_t layer,
+                                     pb_kvcache_priv_shape *shape)
+{
+    if (budgets != NULL) {
+        const pb_kvcache_snapkv_params snapkv = {budgets[layer], params->recent_window, params->obs_window,
+                                                 params->pool_kernel};
+        return pb_kvcache_priv_snapkv_shape(&snapkv, snapkv.budget, shape);
+    }
+    const pb_kvcache_pyramidkv_params pyramidkv
+        = {params->budget,        layer,              params->num_layers, params->pyramid_ratio, params->recent_window,
+           params->obs_window,    params->pool_kernel};
+    return pb_kvcache_priv_pyramidkv_shape(&pyramidkv, shape);
+}
+
+/* Bytes before the first cache. num_layers is at most PB_KVCACHE_STACK_MAX_LAYERS: the product fits 32 bits. */
+static bool header_bytes(uint32_t num_layers, size_t *bytes)
+{
+    return aligned(offsetof(struct pb_kvcache_stack, layers) + num_layers * sizeof(pb_kvcache *), bytes);
+}
+
+/* Bytes of the whole stack; *layer becomes the first layer that refuses. */
+static pb_kvcache_status total_bytes(const pb_kvcache_stack_params *params, const uint32_t *budgets, uint32_t *layer,
+                                     size_t *bytes)
+{
+    *layer = 0;
+    if (params == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    if (params->num_layers == 0) {
+        return PB_KVCACHE_ERROR_NUM_LAYERS;
+    }
+    size_t total = 0;
+    if (params->num_layers > PB_KVCACHE_STACK_MAX_LAYERS || !header_bytes(params->num_layers, &total)) {
+        return PB_KVCACHE_ERROR_TOO_LARGE;
+    }
+    for (; *layer < params->num_layers; ++*layer) {
+        pb_kvcache_priv_shape shape;
+        size_t cache;
+        const pb_kvcache_status status = layer_shape(params, budgets, *layer, &shape);
+        if (status != PB_KVCACHE_OK) {
+            return status;
+        }
+        if (!aligned(shape.bytes, &cache) || !pb_kvcache_priv_add(total, cache, &total) || total > PTRDIFF_MAX) {
+            *layer = 0;
+            return PB_KVCACHE_ERROR_TOO_LARGE;
+        }
+    }
+    *bytes = total;
+    return PB_KVCACHE_OK;
+}
+
+pb_kvcache_status pb_kvcache_stack_check(const pb_kvcache_stack_params *params, const uint32_t *budgets,
+                                         uint32_t *layer)
+{
+    uint32_t first;
+    size_t bytes;
+    const pb_kvcache_status status = total_bytes(params, budgets, &first, &bytes);
+    if (layer != NULL) {
+        *layer = first;
+    }
+    return status;
+}
+
+/* Count again what the layers hold, after something else than a step or an eviction. */
+static void count_resident(pb_kvcache_stack *stack)
+{
+    stack->resident = 0;
+    for (uint32_t layer = 0; layer < stack->num_layers; ++layer) {
+        stack->resident += stack->layers[layer]->kept_count;
+    }
+    if (stack->peak_resident < stack->resident) {
+        stack->peak_resident = stack->resident;
+    }
+}
+
+pb_kvcache_stack *pb_kvcache_stack_create(const pb_kvcache_stack_params *params, const uint32_t *budgets,
+                                          const pb_allocator *allocator)
+{
+    uint32_t layer;
+    size_t bytes;
+    pb_allocator chosen;
+    if (total_bytes(params, budgets, &layer, &bytes) != PB_KVCACHE_OK
+        || !pb_kvcache_priv_allocator(allocator, &chosen)) {
+        return NULL;
+    }
+    pb_kvcache_stack *stack = chosen.alloc(chosen.ctx, bytes);
+    if (stack == NULL) {
+        return NULL;
+    }
+    stack->allocator = chosen;
+    stack->bytes = bytes;
+    stack->num_layers = params->num_layers;
+    size_t offset = 0;
+    (void)header_bytes(stack->num_layers, &offset); /* this and every size below was checked with the total */
+    for (layer = 0; layer < stack->num_layers; ++layer) {
+        pb_kvcache_priv_shape shape;
+        (void)layer_shape(params, budgets, layer, &shape);
+        stack->layers[layer] = pb_kvcache_priv_place((unsigned char *)stack + offset, &shape);
+        size_t cache = 0;
+        (void)aligned(shape.bytes, &cache);
+        offset += cache;
+    }
+    stack->peak_resident = 0;
+    count_resident(stack);
+    return stack;
+}
+
+void pb_kvcache_stack_destroy(pb_kvcache_stack *stack)
+{
+    if (stack != NULL) {
+        const pb_allocator allocator = stack->allocator;
+        allocator.free(allocator.ctx, stack, stack->bytes);
+    }
+}
+
+pb_kvcache_status pb_kvcache_stack_step_check(const pb_kvcache_stack *stack, uint32_t pos, const float *const *attn,
+                                              const size_t *attn_lens, uint32_t *layer)
+{
+    uint32_t first = 0;
+    pb_kvcache_status status = stack == NULL ? PB_KVCACHE_ERROR_NULL : PB_KVCACHE_OK;
+    while (status == PB_KVCACHE_OK && first < stack->num_layers) {
+        const float *weights = attn == NULL ? NULL : attn[first];
+        if (weights != NULL && attn_lens == NULL) {
+            status = PB_KVCACHE_ERROR_NULL;
+        } else {
+            status = pb_kvcache_priv_step_check(stack->layers[first], pos, weights,
+                                                weights == NULL ? 0 : attn_lens[first]);
+        }
+        first += status == PB_KVCACHE_OK;
+    }
+    if (layer != NULL) {
+        *layer = first;
+    }
+    return status;
+}
+
+pb_kvcache_status pb_kvcache_stack_on_decode_step(pb_kvcache_stack *stack, uint32_t pos, const float *const *attn,
+                                                  const size_t *attn_lens)
+{
+    const pb_kvcache_status status = pb_kvcache_stack_step_check(stack, pos, attn, attn_lens, NULL);
+    if (status != PB_KVCACHE_OK) {
+        return status;
+    }
+    for (uint32_t layer = 0; layer < stack->num_layers; ++layer) {
+        pb_kvcache_priv_step(stack->layers[layer], pos, attn == NULL ? NULL : attn[layer]);
+    }
+    stack->resident += stack->num_layers;
+    if (stack->peak_resident < stack->resident) {
+        stack->peak_resident = stack->resident;
+    }
+    return PB_KVCACHE_OK;
+}
+
+size_t pb_kvcache_stack_evict_count(const pb_kvcache_stack *stack)
+{
+    size_t count = 0;
+    for (uint32_t layer = 0; stack != NULL && layer < stack->num_layers; ++layer) {
+        count += pb_kvcache_evict_count(stack->layers[layer], UINT32_MAX);
+    }
+    return count;
+}
+
+pb_kvcache_status pb_kvcache_stack_evict(pb_kvcache_stack *stack, uint32_t *victims, size_t capacity, size_t *offsets,
+                                         size_t offsets_capacity)
+{
+    const size_t count = pb_kvcache_stack_evict_count(stack);
+    if (stack == NULL || offsets == NULL || (victims == NULL && count > 0)) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    if (capacity < count || offsets_capacity <= stack->num_layers) {
+        return PB_KVCACHE_ERROR_CAPACITY;
+    }
+    size_t written = 0;
+    for (uint32_t layer = 0; layer < stack->num_layers; ++layer) {
+        offsets[layer] = written;
+        if (written < count) { /* none left to write: victims may be NULL */
+            written += pb_kvcache_priv_evict(stack->layers[layer], UINT32_MAX, victims + written, count - written);
+        }
+    }
+    offsets[stack->num_layers] = written;
+    stack->resident -= written;
+    return PB_KVCACHE_OK;
+}
+
+pb_kvcache_status pb_kvcache_stack_kept(const pb_kvcache_stack *stack, uint32_t *positions, size_t capacity,
+                                        size_t *offsets, size_t offsets_capacity)
+{
+    if (stack == NULL || offsets == NULL || (positions == NULL && stack->resident > 0)) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    if (capacity < stack->resident || offsets_capacity <= stack->num_layers) {
+        return PB_KVCACHE_ERROR_CAPACITY;
+    }
+    size_t written = 0;
+    for (uint32_t layer = 0; layer < stack->num_layers; ++layer) {
+        const pb_kvcache *cache = stack->layers[layer];
+        offsets[layer] = written;
+        if (cache->kept_count > 0) {
+            memcpy(positions + written, cache->kept, cache->kept_count * sizeof(uint32_t));
+        }
+        written += cache->kept_count;
+    }
+    offsets[stack->num_layers] = written;
+    return PB_KVCACHE_OK;
+}
+
+uint32_t pb_kvcache_stack_num_layers(const pb_kvcache_stack *stack)
+{
+    return stack == NULL ? 0 : stack->num_layers;
+}
+
+const pb_kvcache *pb_kvcache_stack_layer(const pb_kvcache_stack *stack, uint32_t layer)
+{
+    return stack == NULL || layer >= stack->num_layers ? NULL : stack->layers[layer];
+}
+
+pb_kvcache_status pb_kvcache_stack_budgets(const pb_kvcache_stack *stack, uint32_t *budgets, size_t capacity)
+{
+    if (stack == NULL || budgets == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    if (capacity < stack->num_layers) {
+        return PB_KVCACHE_ERROR_CAPACITY;
+    }
+    for (uint32_t layer = 0; layer < stack->num_layers; ++layer) {
+        budgets[layer] = stack->layers[layer]->shape.effective;
+    }
+    return PB_KVCACHE_OK;
+}
+
+size_t pb_kvcache_stack_resident(const pb_kvcache_stack *stack)
+{
+    return stack == NULL ? 0 : stack->resident;
+}
+
+size_t pb_kvcache_stack_peak_resident(const pb_kvcache_stack *stack)
+{
+    return stack == NULL ? 0 : stack->peak_resident;
+}
+
+size_t pb_kvcache_stack_memory_bytes(const pb_kvcache_stack *stack)
+{
+    return stack == NULL ? 0 : stack->bytes;
+}
+
+pb_kvcache_status pb_kvcache_stack_reset(pb_kvcache_stack *stack)
+{
+    if (stack == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    for (uint32_t layer = 0; layer < stack->num_layers; ++layer) {
+        (void)pb_kvcache_reset(stack->layers[layer]);
+    }
+    stack->peak_resident = 0;
+    count_resident(stack);
+    return PB_KVCACHE_OK;
+}
+
+pb_kvcache_status pb_kvcache_stack_seed(pb_kvcache_stack *stack, uint32_t layer, const uint32_t *positions,
+                                        size_t count, const float *attn, size_t rows)
+{
+    if (stack == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    if (layer >= stack->num_layers) {
+        return PB_KVCACHE_ERROR_LAYER;
+    }
+    const pb_kvcache_status status = pb_kvcache_seed(stack->layers[layer], positions, count, attn, rows);
+    if (status == PB_KVCACHE_OK) {
+        count_resident(stack);
+    }
+    return status;
+}
+
+pb_kvcache_status pb_kvcache_stack_copy(pb_kvcache_stack *stack, const pb_kvcache_stack *source)
+{
+    if (stack == NULL || source == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    bool same = stack->num_layers == source->num_layers;
+    for (uint32_t layer = 0; same && layer < stack->num_layers; ++layer) {
+        same = pb_kvcache_priv_same_shape(stack->layers[layer], source->layers[layer]);
+    }
+    if (!same) {
+        return PB_KVCACHE_ERROR_MISMATCH;
+    }
+    for (uint32_t layer = 0; layer < stack->num_layers; ++layer) {
+        (void)pb_kvcache_copy(stack->layers[layer], source->layers[layer]);
+    }
+    stack->resident = source->resident;
+    stack->peak_resident = source->peak_resident;
+    return PB_KVCACHE_OK;
+}

@@ -1,0 +1,398 @@
+"""A whole model's caches: one per layer, each evicting at its own budget, driven by one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._checks import UINT32_MAX, float32_array, uint32
+from ._errors import CacheFullError, status_text
+from ._native import ffi, lib
+from ._policy import LayerCache, bad_weight, seed_with, uint32_vector
+
+_F32 = np.dtype(np.float32)
+_FLOATS = ffi.typeof("float[]")
+_UINT32S = ffi.typeof("uint32_t[]")
+_NULL = ffi.NULL
+_OK: int = lib.PB_KVCACHE_OK
+_MAX_LAYERS: int = lib.PB_KVCACHE_STACK_MAX_LAYERS
+_PARAMETERS = ("num_layers", "budget", "pyramid_ratio", "recent_window", "obs_window", "pool_kernel")
+#: The parameters that a plan replaces.
+_UNPLANNED = ("budget", "pyramid_ratio")
+
+
+class StackLayer(LayerCache):
+    """One layer of a :class:`PyramidStack`, to be read; the stack alone changes it."""
+
+    __slots__ = ()
+
+    def __init__(self, stack: Any, layer: int) -> None:
+        self._policy = lib.pb_kvcache_stack_layer(stack, layer)
+        self._owner = stack
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the layer takes in the stack's block."""
+        return lib.pb_kvcache_snapkv.memory_bytes(self._policy)  # type: ignore[no-any-return]
+
+
+class PyramidStack:
+    """One cache per layer of a model, each evicting at its own budget (PyramidKV, arXiv 2406.02069).
+
+    Every layer is what a :class:`PyramidKV` of its own would be, bit for bit (with `plan`: a :class:`SnapKV` of the
+    layer's planned budget); a stack of one layer is :class:`SnapKV`. One native block holds all of them, one call
+    takes in a step for all of them, and a step that a single layer refuses changes none. A new stack holds position 0
+    in every layer. It serves one sequence and must not be used by two threads at once without a lock.
+
+    Parameters
+    ----------
+    num_layers
+        Layers of the model; greater than 0, at most 65536.
+    budget
+        Positions kept per layer on average; greater than 0. Not used with `plan`.
+    pyramid_ratio
+        The first layer's share over the last one's; greater than 0. Not used with `plan`.
+    recent_window, obs_window, pool_kernel
+        As for :class:`SnapKV`, the same for every layer.
+    plan
+        The layers' budgets: a ``LayerPlan``, or anything else with `budgets`, or a sequence of `num_layers` integers.
+        Each must be greater than `recent_window`: a layer that could drop nothing would keep more than was planned.
+        None: PyramidKV's shares of `budget`.
+
+    Raises
+    ------
+    TypeError
+        For a parameter that is not an integer, or not integers.
+    ValueError
+        For one that breaks a rule above, or does not fit; the message names the parameter (and layer), the value and
+        the rule.
+    MemoryError
+        Where the native block cannot be allocated.
+
+    Examples
+    --------
+    >>> stack = PyramidStack(num_layers=3, budget=4, pyramid_ratio=3, recent_window=1, obs_window=2, pool_kernel=1)
+    >>> stack.budgets
+    array([6, 4, 2], dtype=uint32)
+    >>> for pos in (1, 2, 3, 4):
+    ...     stack.on_decode_step(pos, [np.full(len(layer), 1 / len(layer), np.float32) for layer in stack.layers])
+    ...     dropped = stack.evict()
+    >>> dropped
+    [array([], dtype=uint32), array([3], dtype=uint32), array([3], dtype=uint32)]
+    >>> [len(layer) for layer in stack.layers], stack.resident, stack.peak_resident
+    ([5, 4, 2], 11, 13)
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_evict",
+        "_layers",
+        "_lengths",
+        "_num_layers",
+        "_offsets",
+        "_params",
+        "_plan",
+        "_pointers",
+        "_stack",
+        "_step",
+    )
+
+    def __init__(
+        self,
+        num_layers: int,
+        budget: int = 512,
+        pyramid_ratio: int = 4,
+        recent_window: int = 32,
+        obs_window: int = 16,
+        pool_kernel: int = 7,
+        plan: Any = None,
+    ) -> None:
+        #: In the order of the C struct.
+        self._params = {
+            "num_layers": uint32("num_layers", num_layers),
+            "budget": uint32("budget", budget),
+            "pyramid_ratio": uint32("pyramid_ratio", pyramid_ratio),
+            "recent_window": uint32("recent_window", recent_window),
+            "obs_window": uint32("obs_window", obs_window),
+            "pool_kernel": uint32("pool_kernel", pool_kernel),
+        }
+        self._plan = plan
+        self._num_layers = self._params["num_layers"]
+        if self._num_layers > _MAX_LAYERS:
+            raise ValueError(f"num_layers = {self._num_layers}: must be at most {_MAX_LAYERS}")
+        budgets = None
+        planned = _NULL
+        if plan is not None:
+            budgets = uint32_vector("plan", getattr(plan, "budgets", plan))
+            if len(budgets) != self._num_layers:
+                raise ValueError(
+                    f"plan: has {len(budgets)} budgets, must have one for each of the {self._num_layers} layers"
+                )
+            planned = ffi.from_buffer(_UINT32S, budgets)
+        params = ffi.new("pb_kvcache_stack_params *", self._params)
+        layer = ffi.new("uint32_t *")
+        status = lib.pb_kvcache_stack_check(params, planned, layer)
+        if status != _OK:
+            raise ValueError(self._refusal(status, layer[0], budgets))
+        stack = lib.pb_kvcache_stack_create(params, planned, _NULL)
+        if stack == _NULL:
+            raise MemoryError(f"{self!r}: out of memory")
+        self._stack = ffi.gc(stack, lib.pb_kvcache_stack_destroy, lib.pb_kvcache_stack_memory_bytes(stack))
+        self._layers = tuple(StackLayer(self._stack, number) for number in range(self._num_layers))
+        # What every call needs, made once.
+        self._step = lib.pb_kvcache_stack_on_decode_step
+        self._evict = lib.pb_kvcache_stack_evict
+        self._pointers = ffi.new("float *[]", self._num_layers)
+        self._lengths = ffi.new("size_t[]", self._num_layers)
+        self._offsets = ffi.new("size_t[]", self._num_layers + 1)
+
+    def _refusal(self, status: int, layer: int, budgets: npt.NDArray[np.uint32] | None) -> str:
+        """Return the message for a refused creation: the parameter, its value and the rule."""
+        p = self._params
+        planned = {
+            lib.PB_KVCACHE_ERROR_BUDGET: ", must be greater than 0",
+            lib.PB_KVCACHE_ERROR_RECENT_WINDOW: f", must be greater than recent_window = {p['recent_window']}",
+            lib.PB_KVCACHE_ERROR_TOO_LARGE: f": with {p} the capacity or the memory does not fit",
+        }
+        if budgets is not None and status in planned:
+            return f"plan: layer {layer} has a budget of {budgets[layer]}{planned[status]}"
+        name, rule = {
+            lib.PB_KVCACHE_ERROR_NUM_LAYERS: ("num_layers", "must be greater than 0"),
+            lib.PB_KVCACHE_ERROR_BUDGET: ("budget", "must be greater than 0"),
+            lib.PB_KVCACHE_ERROR_OBS_WINDOW: ("obs_window", "must be greater than 0"),
+            lib.PB_KVCACHE_ERROR_RECENT_WINDOW: ("recent_window", f"must be smaller than budget = {p['budget']}"),
+            lib.PB_KVCACHE_ERROR_POOL_KERNEL: ("pool_kernel", "must be odd"),
+            lib.PB_KVCACHE_ERROR_PYRAMID_RATIO: ("pyramid_ratio", "must be greater than 0"),
+            lib.PB_KVCACHE_ERROR_TOO_LARGE: ("budget", f"with {p} the capacity or the memory does not fit"),
+        }[status]
+        return f"{name} = {p[name]}: {rule}"
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return self._num_layers
+
+    @property
+    def layers(self) -> tuple[StackLayer, ...]:
+        """Each layer's cache, to be read.
+
+        ``kept``, ``len()``, ``pos in layer``, ``window_score(pos)``, ``effective_budget``, ``capacity``,
+        ``memory_bytes``.
+        """
+        return self._layers
+
+    @property
+    def plan(self) -> Any:
+        """What the layers' budgets came from, or None."""
+        return self._plan
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for names that are not found otherwise: the parameters, as attributes.
+        if name in _PARAMETERS:
+            return None if name in _UNPLANNED and self._plan is not None else self._params[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *_PARAMETERS]
+
+    def on_decode_step(self, pos: int, attn: Sequence[npt.ArrayLike | None] | npt.NDArray[np.float32] | None) -> None:
+        """Take in one decoded token for every layer: `pos` joins each layer's kept set.
+
+        Parameters
+        ----------
+        pos
+            The token's absolute position; greater than every kept one of every layer.
+        attn
+            One vector per layer, in layer order: the weight that each position kept by that layer, ascending, received
+            from the token; shape ``(len(layers[l]),)``, finite and >= 0, the model's own attention, not renormalised.
+            None in place of a vector: that layer was not observed. None in place of all: none was. Where all layers
+            keep equally many, a 2-D array does. Contiguous native float32 arrays are read in place; anything else is
+            converted once.
+
+        Raises
+        ------
+        TypeError
+            `pos` is no integer; `attn` does not hold real numbers.
+        ValueError
+            A position that does not ascend; not one vector per layer; weights of the wrong shape, negative, infinite
+            or NaN.
+        CacheFullError
+            A layer has no room: evict first.
+
+        Notes
+        -----
+        A call that raises has changed nothing, in no layer.
+        """
+        if type(pos) is not int or not 0 <= pos <= UINT32_MAX:
+            pos = uint32("pos", pos)
+        if attn is None:
+            if self._step(self._stack, pos, _NULL, _NULL):
+                raise self._step_error(pos, _NULL, [])
+            return
+        if isinstance(attn, np.ndarray) and attn.dtype != object:
+            attn = float32_array("attn", attn, 2)
+        try:
+            count = len(attn)
+        except TypeError:
+            raise TypeError(f"attn = {attn!r}: must be a sequence of one vector per layer") from None
+        if count != self._num_layers:
+            raise ValueError(f"attn: has {count} vectors, must have one for each of {self._num_layers} layers")
+        buffers = []
+        lengths = []
+        from_buffer = ffi.from_buffer
+        for row in attn:
+            if row is None:
+                buffers.append(_NULL)
+                lengths.append(0)
+                continue
+            # An array that can be read as it is; `carray`: contiguous and aligned (and writable, which costs others no
+            # more than the longer check).
+            if not (type(row) is np.ndarray and row.dtype is _F32 and row.ndim == 1 and row.flags.carray):
+                row = float32_array(f"attn[{len(buffers)}]", row, 1)
+            buffers.append(from_buffer(_FLOATS, row))
+            lengths.append(len(row))
+        self._pointers[0:count] = buffers
+        self._lengths[0:count] = lengths
+        if self._step(self._stack, pos, self._pointers, self._lengths):
+            raise self._step_error(pos, self._pointers, buffers)
+
+    def _step_error(self, pos: int, pointers: Any, buffers: list[Any]) -> Exception:
+        """Return the error for a step that the library has refused, with the layer that refuses it."""
+        first = ffi.new("uint32_t *")
+        status = lib.pb_kvcache_stack_step_check(self._stack, pos, pointers, self._lengths, first)
+        number = first[0]
+        layer = self.layers[number]
+        if status == lib.PB_KVCACHE_ERROR_POSITION:
+            last = layer.kept[-1]
+            return ValueError(
+                f"pos = {pos}: must be greater than every kept position, the last of which is {last} in layer {number}"
+            )
+        if status == lib.PB_KVCACHE_ERROR_ATTN_LEN:
+            return ValueError(
+                f"attn[{number}]: has {self._lengths[number]} weights, must have one for each of the {len(layer)} "
+                f"positions that layer {number} keeps"
+            )
+        if status == lib.PB_KVCACHE_ERROR_ATTN_VALUE:
+            weights = np.frombuffer(ffi.buffer(buffers[number]), np.float32)
+            return ValueError(bad_weight(f"attn[{number}]", weights))
+        if status == lib.PB_KVCACHE_ERROR_FULL:
+            return CacheFullError(
+                f"pos = {pos}: layer {number} holds its capacity of {layer.capacity} positions; evict first"
+            )
+        return RuntimeError(status_text(status))
+
+    def evict(self) -> list[npt.NDArray[np.uint32]]:
+        """Every layer drops positions until it keeps its own budget.
+
+        Returns
+        -------
+        list of numpy.ndarray
+            Each layer's dropped positions, uint32, ascending; empty where it had nothing to drop.
+        """
+        victims = np.empty(lib.pb_kvcache_stack_evict_count(self._stack), np.uint32)
+        self._evict(
+            self._stack, ffi.from_buffer(_UINT32S, victims), len(victims), self._offsets, self._num_layers + 1
+        )
+        return self._split(victims)
+
+    def evict_count(self) -> int:
+        """Return how many positions :meth:`evict` would drop now, over all layers."""
+        return lib.pb_kvcache_stack_evict_count(self._stack)  # type: ignore[no-any-return]
+
+    def _split(self, positions: npt.NDArray[np.uint32]) -> list[npt.NDArray[np.uint32]]:
+        """Cut the layers' positions apart at the offsets that a call has just written."""
+        return [positions[start:end] for start, end in pairwise(ffi.unpack(self._offsets, self._num_layers + 1))]
+
+    @property
+    def kept(self) -> list[npt.NDArray[np.uint32]]:
+        """Each layer's kept positions, ascending: copies, uint32, in one call."""
+        positions = np.empty(self.resident, np.uint32)
+        lib.pb_kvcache_stack_kept(
+            self._stack, ffi.from_buffer(_UINT32S, positions), len(positions), self._offsets, self._num_layers + 1
+        )
+        return self._split(positions)
+
+    @property
+    def budgets(self) -> npt.NDArray[np.uint32]:
+        """What each layer evicts down to, in positions: a copy, uint32, shape ``(num_layers,)``."""
+        budgets = np.empty(self._num_layers, np.uint32)
+        lib.pb_kvcache_stack_budgets(self._stack, ffi.from_buffer(_UINT32S, budgets), len(budgets))
+        return budgets
+
+    @property
+    def resident(self) -> int:
+        """Positions held now, over all layers."""
+        return lib.pb_kvcache_stack_resident(self._stack)  # type: ignore[no-any-return]
+
+    @property
+    def peak_resident(self) -> int:
+        """The most positions held at once, over all layers, counted after each append and before its eviction.
+
+        What an arena for K and V must hold. Seeding counts; :meth:`reset` starts it anew.
+        """
+        return lib.pb_kvcache_stack_peak_resident(self._stack)  # type: ignore[no-any-return]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the native block that holds all layers."""
+        return lib.pb_kvcache_stack_memory_bytes(self._stack)  # type: ignore[no-any-return]
+
+    def reset(self) -> None:
+        """Go back to a new stack: every layer keeps position 0 and remembers nothing."""
+        lib.pb_kvcache_stack_reset(self._stack)
+
+    def seed(self, layer: int, positions: npt.ArrayLike, attn: npt.ArrayLike | None = None) -> None:
+        """Start one layer from a prompt: replace its kept set, and what is remembered of it.
+
+        Parameters
+        ----------
+        layer
+            The layer's number, from 0.
+        positions, attn
+            As for :meth:`Policy.seed`.
+
+        Raises
+        ------
+        TypeError, ValueError, CacheFullError
+            As for :meth:`Policy.seed`, and for a layer that does not exist; nothing has changed.
+        """
+        number = uint32("layer", layer)
+        if number >= self._num_layers:
+            raise ValueError(f"layer = {number}: must be smaller than num_layers = {self._num_layers}")
+        seed_with(
+            lambda *prompt: lib.pb_kvcache_stack_seed(self._stack, number, *prompt),
+            positions,
+            attn,
+            self.layers[number].capacity,
+        )
+
+    def copy(self) -> PyramidStack:
+        """Return an independent stack with the same parameters, kept sets, peak and memory of the past."""
+        twin = type(self)(**self._params, plan=None if self._plan is None else self.budgets)
+        twin._plan = self._plan
+        lib.pb_kvcache_stack_copy(twin._stack, self._stack)
+        return twin
+
+    def __copy__(self) -> PyramidStack:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PyramidStack:
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} holds native memory and cannot be pickled; pickle kept and its parameters"
+        )
+
+    def __repr__(self) -> str:
+        values = {name: getattr(self, name) for name in _PARAMETERS}
+        if self._plan is not None:
+            values["plan"] = f"<{type(self._plan).__name__}>"
+        parameters = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+        if not hasattr(self, "_stack"):
+            return f"{type(self).__name__}({parameters})"
+        return f"<{type(self).__name__}({parameters}): {self.resident} kept, evicts to {self.budgets.sum(dtype=int)}>"

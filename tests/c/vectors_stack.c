@@ -1,0 +1,203 @@
+/* Kinds "stack" (calls on a stack of caches) and "stack_refusal" (parameters that creation refuses). */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "vectors.h"
+
+static pb_kvcache_stack_params params_of(const json *test)
+{
+    const json *params = json_need(test, "params");
+    return (pb_kvcache_stack_params){
+        json_u32(json_need(params, "num_layers")),    json_u32(json_need(params, "budget")),
+        json_u32(json_need(params, "pyramid_ratio")), json_u32(json_need(params, "recent_window")),
+        json_u32(json_need(params, "obs_window")),    json_u32(json_need(params, "pool_kernel")),
+    };
+}
+
+/* The plan's budgets, or NULL for null. */
+static uint32_t *plan_of(const json *test)
+{
+    size_t count;
+    const json *plan = json_get(test, "plan");
+    return json_is_null(plan) ? NULL : json_u32s(plan, &count);
+}
+
+static bool step(pb_kvcache_stack *stack, const json *call)
+{
+    const json *rows = json_need(call, "attn");
+    const uint32_t num_layers = pb_kvcache_stack_num_layers(stack);
+    float **attn = calloc(num_layers, sizeof *attn);
+    size_t *lengths = calloc(num_layers, sizeof *lengths);
+    uint32_t at = 0;
+    for (const json *row = json_is_null(rows) ? NULL : rows->child; row != NULL; row = row->next, ++at) {
+        attn[at] = json_is_null(row) ? NULL : json_floats(row, &lengths[at]);
+    }
+    const uint32_t pos = json_u32(json_need(call, "pos"));
+    const pb_kvcache_status want = vectors_status(json_get(call, "status"));
+    const uint32_t want_layer = want == PB_KVCACHE_OK ? num_layers : json_u32(json_need(call, "layer"));
+    const float *const *const weights = json_is_null(rows) ? NULL : (const float *const *)attn;
+    uint32_t layer = UINT32_MAX;
+    const pb_kvcache_status foretold = pb_kvcache_stack_step_check(stack, pos, weights, lengths, &layer);
+    const pb_kvcache_status status = pb_kvcache_stack_on_decode_step(stack, pos, weights, lengths);
+    for (uint32_t i = 0; i < num_layers; ++i) {
+        free(attn[i]);
+    }
+    free(attn);
+    free(lengths);
+    return (status == want && foretold == want && layer == want_layer)
+           || vectors_fail("status %d, layer %" PRIu32 ", expected %d", (int)status, layer, (int)want);
+}
+
+/* Do the layers' positions, laid out by offsets, equal an array of arrays? */
+static bool same(const uint32_t *positions, const size_t *offsets, const json *layers)
+{
+    size_t at = 0;
+    for (const json *layer = layers->child; layer != NULL; layer = layer->next, ++at) {
+        size_t count;
+        uint32_t *want = json_u32s(layer, &count);
+        const bool good = offsets[at + 1] - offsets[at] == count
+                          && (count == 0 || memcmp(positions + offsets[at], want, count * sizeof *want) == 0);
+        free(want);
+        if (!good) {
+            return vectors_fail("layer %zu has %zu positions", at, offsets[at + 1] - offsets[at]);
+        }
+    }
+    return true;
+}
+
+static bool evict(pb_kvcache_stack *stack, const json *call)
+{
+    const size_t ends = (size_t)pb_kvcache_stack_num_layers(stack) + 1;
+    const size_t count = pb_kvcache_stack_evict_count(stack);
+    const size_t resident = pb_kvcache_stack_resident(stack);
+    uint32_t *victims = malloc((count + 1) * sizeof *victims);
+    size_t *offsets = malloc(ends * sizeof *offsets);
+    /* Too small: nothing happens. */
+    bool good = count == 0
+                || pb_kvcache_stack_evict(stack, victims, count - 1, offsets, ends) == PB_KVCACHE_ERROR_CAPACITY;
+    good = good && pb_kvcache_stack_evict(stack, victims, count, offsets, ends - 1) == PB_KVCACHE_ERROR_CAPACITY;
+    good = good && pb_kvcache_stack_resident(stack) == resident;
+    good = good && pb_kvcache_stack_evict(stack, victims, count, offsets, ends) == PB_KVCACHE_OK;
+    good = good && pb_kvcache_stack_resident(stack) == resident - count;
+    good = good && same(victims, offsets, json_need(call, "victims"));
+    free(victims);
+    free(offsets);
+    return good;
+}
+
+static bool kept(const pb_kvcache_stack *stack, const json *call)
+{
+    const size_t ends = (size_t)pb_kvcache_stack_num_layers(stack) + 1;
+    const size_t count = pb_kvcache_stack_resident(stack);
+    uint32_t *positions = malloc((count + 1) * sizeof *positions);
+    size_t *offsets = malloc(ends * sizeof *offsets);
+    const bool good = pb_kvcache_stack_kept(stack, positions, count, offsets, ends) == PB_KVCACHE_OK
+                      && offsets[ends - 1] == count && same(positions, offsets, json_need(call, "positions"));
+    free(positions);
+    free(offsets);
+    return good;
+}
+
+static bool seed(pb_kvcache_stack *stack, const json *call)
+{
+    size_t count;
+    uint32_t *positions = json_u32s(json_need(call, "positions"), &count);
+    const json *rows = json_get(call, "attn");
+    const size_t row_count = json_is_null(rows) ? 0 : rows->length;
+    float *attn = json_is_null(rows) ? NULL : malloc((row_count * count + 1) * sizeof *attn);
+    size_t at = 0;
+    for (const json *row = attn == NULL ? NULL : rows->child; row != NULL; row = row->next) {
+        size_t width;
+        float *weights = json_floats(row, &width);
+        memcpy(attn + at, weights, width * sizeof *attn);
+        at += width;
+        free(weights);
+    }
+    const uint32_t layer = json_u32(json_need(call, "layer"));
+    const pb_kvcache_status want = vectors_status(json_get(call, "status"));
+    const pb_kvcache_status status = pb_kvcache_stack_seed(stack, layer, positions, count, attn, row_count);
+    free(attn);
+    free(positions);
+    return status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
+}
+
+static bool run_call(pb_kvcache_stack *stack, const json *call)
+{
+    const char *name = json_string(json_need(call, "call"));
+    if (strcmp(name, "step") == 0) {
+        return step(stack, call);
+    }
+    if (strcmp(name, "evict") == 0) {
+        return evict(stack, call);
+    }
+    if (strcmp(name, "kept") == 0) {
+        return kept(stack, call);
+    }
+    if (strcmp(name, "count") == 0) {
+        const size_t resident = pb_kvcache_stack_resident(stack);
+        const size_t peak = pb_kvcache_stack_peak_resident(stack);
+        return (resident == json_u64(json_need(call, "resident")) && peak == json_u64(json_need(call, "peak_resident")))
+               || vectors_fail("%zu resident, peak %zu", resident, peak);
+    }
+    if (strcmp(name, "score") == 0) {
+        double got = -1.0;
+        const double want = json_double(json_need(call, "score"));
+        const pb_kvcache *layer = pb_kvcache_stack_layer(stack, json_u32(json_need(call, "layer")));
+        return (pb_kvcache_window_score(layer, json_u32(json_need(call, "pos")), &got) == PB_KVCACHE_OK
+                && memcmp(&got, &want, sizeof got) == 0)
+               || vectors_fail("score %.17g, expected %.17g", got, want);
+    }
+    if (strcmp(name, "seed") == 0) {
+        return seed(stack, call);
+    }
+    if (strcmp(name, "reset") == 0) {
+        return pb_kvcache_stack_reset(stack) == PB_KVCACHE_OK;
+    }
+    return vectors_fail("unknown call %s", name);
+}
+
+bool vectors_stack(const json *test)
+{
+    const pb_kvcache_stack_params params = params_of(test);
+    uint32_t *plan = plan_of(test);
+    pb_kvcache_stack *stack = pb_kvcache_stack_create(&params, plan, NULL);
+    free(plan);
+    if (stack == NULL) {
+        return vectors_fail("creation refused");
+    }
+    size_t count;
+    uint32_t *want = json_u32s(json_need(test, "budgets"), &count);
+    uint32_t *capacities = json_u32s(json_need(test, "capacities"), &count);
+    uint32_t *budgets = malloc((count + 1) * sizeof *budgets);
+    bool good = count == params.num_layers && pb_kvcache_stack_budgets(stack, budgets, count) == PB_KVCACHE_OK
+                && memcmp(want, budgets, count * sizeof *want) == 0;
+    for (uint32_t layer = 0; good && layer < count; ++layer) {
+        good = pb_kvcache_capacity(pb_kvcache_stack_layer(stack, layer)) == capacities[layer];
+    }
+    if (!good) {
+        vectors_fail("budgets or capacities differ");
+    }
+    free(want);
+    free(capacities);
+    free(budgets);
+    for (const json *call = json_need(test, "calls")->child; good && call != NULL; call = call->next) {
+        good = run_call(stack, call);
+    }
+    pb_kvcache_stack_destroy(stack);
+    return good;
+}
+
+bool vectors_stack_refusal(const json *test)
+{
+    const pb_kvcache_stack_params params = params_of(test);
+    uint32_t *plan = plan_of(test);
+    uint32_t layer = UINT32_MAX;
+    const pb_kvcache_status want = vectors_status(json_need(test, "status"));
+    const pb_kvcache_status status = pb_kvcache_stack_check(&params, plan, &layer);
+    pb_kvcache_stack *stack = pb_kvcache_stack_create(&params, plan, NULL);
+    pb_kvcache_stack_destroy(stack);
+    free(plan);
+    return (status == want && layer == json_u32(json_need(test, "layer")) && stack == NULL)
+           || vectors_fail("status %d in layer %" PRIu32 ", expected %d", (int)status, layer, (int)want);
+}
