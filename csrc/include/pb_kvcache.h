@@ -7,6 +7,7 @@
  *   status.h     what a call answers: 0, or a pinned negative code
  *   allocator.h  where memory comes from
  *   budget.h     one layer's share of a pyramid
+ *   plan.h       every layer's budget, the total kept exactly
  *   policy.h     the interface of every decode-time policy
  *   snapkv.h     SnapKV: score by recent attention, pooled over neighbours
  *   pyramidkv.h  PyramidKV: SnapKV at this layer's share
@@ -33,6 +34,7 @@
 #include "pb_kvcache/status.h"
 #include "pb_kvcache/allocator.h"
 #include "pb_kvcache/budget.h"
+#include "pb_kvcache/plan.h"
 #include "pb_kvcache/policy.h"
 #include "pb_kvcache/snapkv.h"
 #include "pb_kvcache/pyramidkv.h"

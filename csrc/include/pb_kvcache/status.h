@@ -50,6 +50,26 @@ typedef enum pb_kvcache_status {
     PB_KVCACHE_ERROR_MISMATCH = -17,
     /* The policy has no such thing (a sliding window has no score). */
     PB_KVCACHE_ERROR_UNSUPPORTED = -18,
+    /* The plan's shape is none of the list. */
+    PB_KVCACHE_ERROR_PLAN_SHAPE = -30,
+    /* multiple_of is 0. */
+    PB_KVCACHE_ERROR_PLAN_MULTIPLE = -31,
+    /* total is not a multiple of multiple_of. */
+    PB_KVCACHE_ERROR_PLAN_TOTAL = -32,
+    /* total is more than num_layers budgets of 32 bits hold, and there is no maximum. */
+    PB_KVCACHE_ERROR_PLAN_OVERFLOW = -33,
+    /* ratio is not finite or not greater than 0. */
+    PB_KVCACHE_ERROR_PLAN_RATIO = -34,
+    /* weights are missing, or given for a shape that has its own. */
+    PB_KVCACHE_ERROR_PLAN_WEIGHTS = -35,
+    /* A weight is not finite or not greater than 0. */
+    PB_KVCACHE_ERROR_PLAN_WEIGHT = -36,
+    /* A layer's minimum is above its maximum. */
+    PB_KVCACHE_ERROR_PLAN_BOUNDS = -37,
+    /* No multiple of multiple_of lies between a layer's minimum and its maximum. */
+    PB_KVCACHE_ERROR_PLAN_BLOCK = -38,
+    /* total is below the sum of the minimums, each rounded up to a multiple of multiple_of. */
+    PB_KVCACHE_ERROR_PLAN_MINIMUM = -39,
     /* window is 0 or not smaller than n. */
     PB_KVCACHE_ERROR_WINDOW = -50,
     /* num_kv_heads is 0 or does not divide num_q_heads, or num_q_heads is 0. */
