@@ -7,6 +7,7 @@ from ._budget import pyramid_budget, pyramid_budgets
 from ._errors import CacheFullError
 from ._native import ffi as _ffi
 from ._native import lib as _lib
+from ._plan import LayerGroup, LayerGroups, LayerPlan, plan
 from ._policy import LayerCache, Policy
 from ._pyramidkv import PyramidKV
 from ._select import (
@@ -32,6 +33,9 @@ __all__ = [
     "CacheFullError",
     "FullCache",
     "LayerCache",
+    "LayerGroup",
+    "LayerGroups",
+    "LayerPlan",
     "Policy",
     "PyramidKV",
     "PyramidStack",
@@ -43,6 +47,7 @@ __all__ = [
     "__version__",
     "block_select",
     "compact",
+    "plan",
     "pool_scores",
     "pyramid_budget",
     "pyramid_budgets",

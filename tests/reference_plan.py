@@ -1,4 +1,4 @@
-"""The planner's rule, slow and obvious: exact fractions, no cleverness. What the library answers is compared with it."""
+"""The planner's rule, slow and obvious, in exact fractions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def targets_of(
 
     assert sum(minimums) <= total <= sum(maximums)
     # The sum rises with lambda and is a straight line between the levels at which some layer meets a bound.
-    levels = sorted({Fraction(bound) / weight for w, *b in zip(weights, minimums, maximums, strict=True) for weight in [w] for bound in b})
+    bounds = zip(weights, minimums, maximums, strict=True)
+    levels = sorted({bound / weight for weight, low, high in bounds for bound in (low, high)})
     sums = {level: sum(filled(level)) for level in [Fraction(0), *levels]}
     for left, right in itertools.pairwise(sums):
         if sums[left] <= total <= sums[right]:
@@ -62,7 +63,9 @@ def targets_of(
     return filled(levels[-1])
 
 
-def bounds_of(minimum: int | Sequence[int], maximum: int | Sequence[int] | None, num_layers: int, multiple_of: int) -> tuple[list[int], list[int]]:
+def bounds_of(
+    minimum: int | Sequence[int], maximum: int | Sequence[int] | None, num_layers: int, multiple_of: int
+) -> tuple[list[int], list[int]]:
     """Every layer's bounds: the minimum rounded up to a multiple, the maximum rounded down to one."""
     if maximum is None:
         maximum = UINT32_MAX

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import budget, policy, stack
+from . import budget, plan, policy, stack
 
 #: What runs the cases of a kind: it raises AssertionError where a case fails.
 RUNNERS: dict[str, Callable[[dict[str, Any]], None]] = {
     "pyramid_budget": budget.run,
+    "plan": plan.run,
     "policy": policy.run,
     "refusal": policy.run_refusal,
     "stack": stack.run,

@@ -13,6 +13,7 @@ static const struct {
     vectors_run *run;
 } kinds[] = {
     {"pyramid_budget", vectors_pyramid_budget},
+    {"plan", vectors_plan},
     {"policy", vectors_policy},
     {"refusal", vectors_refusal},
     {"stack", vectors_stack},
@@ -54,6 +55,16 @@ pb_kvcache_status vectors_status(const json *name)
         {"capacity", PB_KVCACHE_ERROR_CAPACITY},
         {"mismatch", PB_KVCACHE_ERROR_MISMATCH},
         {"unsupported", PB_KVCACHE_ERROR_UNSUPPORTED},
+        {"plan_shape", PB_KVCACHE_ERROR_PLAN_SHAPE},
+        {"plan_multiple", PB_KVCACHE_ERROR_PLAN_MULTIPLE},
+        {"plan_total", PB_KVCACHE_ERROR_PLAN_TOTAL},
+        {"plan_overflow", PB_KVCACHE_ERROR_PLAN_OVERFLOW},
+        {"plan_ratio", PB_KVCACHE_ERROR_PLAN_RATIO},
+        {"plan_weights", PB_KVCACHE_ERROR_PLAN_WEIGHTS},
+        {"plan_weight", PB_KVCACHE_ERROR_PLAN_WEIGHT},
+        {"plan_bounds", PB_KVCACHE_ERROR_PLAN_BOUNDS},
+        {"plan_block", PB_KVCACHE_ERROR_PLAN_BLOCK},
+        {"plan_minimum", PB_KVCACHE_ERROR_PLAN_MINIMUM},
         {"sinks", PB_KVCACHE_ERROR_SINKS},
     };
     if (json_is_null(name) || strcmp(json_string(name), "ok") == 0) {
