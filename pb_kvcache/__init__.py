@@ -7,8 +7,8 @@ try:
     from ._native import lib as _lib
 except ModuleNotFoundError as error:  # usually Python found a source tree before the installed package
     raise ImportError(
-        f"pb_kvcache in {__file__.rpartition('/')[0] or '.'} has no compiled module. If this is a source tree, run from "
-        "another folder to use the installed package, or compile it in place: pip install -e ."
+        f"{__file__}: the package beside this file has no compiled module. If this is a source tree, run from another "
+        "folder to use the installed package, or compile it in place: pip install -e ."
     ) from error
 
 from ._baselines import H2O, TOVA, FullCache, Scissorhands, SlidingWindow, StreamingLLM
