@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from . import budget, record, vectors
+from . import budget, plan, record, vectors
 
 #: Modules with ``register(subparsers)``, which adds a subcommand and sets ``run``: a function from the parsed
 #: arguments to an exit status. In the order of the help text.
-_COMMANDS = (budget, record, vectors)
+_COMMANDS = (budget, plan, record, vectors)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
