@@ -22,6 +22,7 @@ from pb_kvcache._native import ffi, lib
 
 
 def main() -> int:
+    """Measure, print, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--kept", type=int, default=1024)

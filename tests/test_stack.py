@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import sys
 import tracemalloc
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pb_kvcache import CacheFullError, PyramidKV, PyramidStack, SnapKV, StackLayer, pyramid_budgets
+from pb_kvcache import CacheFullError, PyramidKV, PyramidStack, SnapKV, StackLayer, plan, pyramid_budgets
+
+from .conftest import ROOT, Run
 
 SMALL: dict[str, int] = {"budget": 4, "pyramid_ratio": 3, "recent_window": 1, "obs_window": 2, "pool_kernel": 1}
 
@@ -127,12 +130,15 @@ def test_budgets_are_the_pyramids_and_the_peak_is_one_step_above_them():
 
 
 def test_a_plan_gives_the_budgets_exactly():
-    for plan in ([40, 33, 50], np.array([40, 33, 50]), SimpleNamespace(budgets=np.array([40, 33, 50], np.uint32))):
-        stack = PyramidStack(3, plan=plan)
+    layers = plan(3, 50, ratio=4, minimum=33)
+    assert PyramidStack(3, plan=layers).budgets.tolist() == layers.budgets.tolist()
+    assert sum(layers.budgets) == 150
+    for planned in ([40, 33, 50], np.array([40, 33, 50]), SimpleNamespace(budgets=np.array([40, 33, 50], np.uint32))):
+        stack = PyramidStack(3, plan=planned)
         assert stack.budgets.tolist() == [40, 33, 50]
-        assert stack.plan is plan
+        assert stack.plan is planned
         assert (stack.budget, stack.pyramid_ratio, stack.recent_window) == (None, None, 32)
-        assert copy.copy(stack).plan is plan
+        assert copy.copy(stack).plan is planned
 
 
 @pytest.mark.parametrize(
@@ -363,3 +369,10 @@ def test_a_step_copies_no_weights():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 20000
+
+
+def test_the_benchmark_runs_and_fails_above_its_bound(run: Run) -> None:
+    small = ("--layers", 2, "--kept", 40, "--repetitions", 1, "--steps", 1)
+    program = (sys.executable, ROOT / "benchmarks" / "stack.py", *small)
+    assert "PyramidStack, list of arrays" in run(*program).stdout
+    assert "times the C calls" in run(*program, "--most", 0.5, status=1).stderr
