@@ -1,0 +1,192 @@
+"""The torch path of the prefill selection answers what the native one does: run on the CPU, where both can."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import pb_kvcache  # noqa: E402
+from pb_kvcache import _torch_select  # noqa: E402
+
+from . import reference_select as reference  # noqa: E402
+
+Q_HEADS, KV_HEADS, W = 6, 3, 5
+
+
+def attention(n, seed=0, batch=(), dtype=torch.float32, logits=False, levels=0):
+    """Return random attention of a window; with `levels` only so many different values, that is, many ties."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(*batch, Q_HEADS, W, n, generator=generator)
+    if levels:
+        values = (values * levels).round() / levels
+    if not logits:
+        values = (values + torch.triu(torch.full((W, n), -torch.inf), 1 + n - W)).softmax(-1)
+    return values.to(dtype)
+
+
+@pytest.mark.parametrize("n", [W + 1, 9, 40, 200])
+@pytest.mark.parametrize("reduce", ["mean", "max", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("logits", [False, True])
+def test_window_scores_agree_with_the_native_ones(n, reduce, dtype, logits):
+    attn = attention(n, batch=(2,), dtype=dtype, logits=logits)
+    before = attn.clone()
+    options = {"num_kv_heads": KV_HEADS, "reduce": reduce, "from_logits": logits}
+    if logits:
+        options["scale"] = 0.37
+    got = _torch_select.window_scores(attn, **options)
+    torch.testing.assert_close(got, pb_kvcache.window_scores(attn, **options), atol=1e-7, rtol=2e-6)
+    expected = reference.window_scores(attn[0].double().numpy(), KV_HEADS, reduce, logits, options.get("scale", 1.0))
+    assert np.allclose(got[0].numpy(), expected, atol=1e-7, rtol=1e-5)
+    assert torch.equal(attn, before)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 50])
+@pytest.mark.parametrize("kernel", [1, 3, 7, 101])
+@pytest.mark.parametrize("pooling", ["max", "avg"])
+@pytest.mark.parametrize("bad", [False, True])
+def test_pooled_scores_agree_with_the_native_ones(n, kernel, pooling, bad):
+    scores = torch.randn(2, 3, n, generator=torch.Generator().manual_seed(n))
+    nan = "raise"
+    if bad:
+        scores[0, 1, n // 2] = torch.nan
+        scores[1, 2, n - 1] = torch.inf
+        nan = "lowest"
+    got = _torch_select.pool_scores(scores, kernel, pooling, nan=nan)
+    torch.testing.assert_close(got, pb_kvcache.pool_scores(scores, kernel, pooling, nan=nan), atol=0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", [0, 1, 17, 99, 100, 1000])
+@pytest.mark.parametrize("levels", [1, 2, 5, 1000])
+def test_the_best_are_the_native_best_whatever_the_ties(k, levels):
+    scores = (torch.rand(4, 100, generator=torch.Generator().manual_seed(levels)) * levels).round()
+    scores[0] = 0.0
+    scores[1, ::2] = -0.0
+    assert torch.equal(_torch_select.select_top(scores, k), pb_kvcache.select_top(scores, k))
+    scores[2, 10:60] = torch.tensor([torch.nan, torch.inf, -torch.inf, torch.nan, 1.0]).repeat(10)
+    assert torch.equal(
+        _torch_select.select_top(scores, k, nan="lowest"), pb_kvcache.select_top(scores, k, nan="lowest")
+    )
+
+
+@pytest.mark.parametrize("n", [W + 1, 12, 60])
+@pytest.mark.parametrize("budget", [W, W + 1, 11, 60, [W, 8, 60]])
+@pytest.mark.parametrize("pooling", ["max", "avg"])
+@pytest.mark.parametrize("window_in_budget", [True, False])
+def test_the_selection_is_the_native_one(n, budget, pooling, window_in_budget):
+    attn = attention(n, seed=3, logits=True)
+    options = {
+        "num_kv_heads": KV_HEADS,
+        "window": W,
+        "kernel": 3,
+        "pooling": pooling,
+        "from_logits": True,
+        "scale": 0.5,
+        "window_in_budget": window_in_budget,
+    }
+    got = _torch_select.select(attn, budget, **options)
+    expected = pb_kvcache.select(attn, budget, **options)
+    assert type(got) is type(expected)
+    assert len(got) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("pooling", ["max", "avg"])
+def test_plateaus_and_exact_ties_go_to_the_lower_position(pooling):
+    weights = torch.zeros(2, 1, 40)
+    weights[:, :, 20] = 0.5
+    got = _torch_select.select(weights, 6, num_kv_heads=2, window=1, kernel=7, pooling=pooling)
+    assert got.tolist() == [[17, 18, 19, 20, 21, 39]] * 2
+    assert _torch_select.select(weights * 0, 4, num_kv_heads=1, window=1).tolist() == [[0, 1, 2, 39]]
+
+
+@pytest.mark.parametrize("valid", [[60, 31, 4], "mask", "holes", None])
+@pytest.mark.parametrize("budget", [12, [6, 12, 60]])
+def test_a_padded_batch_is_each_sequence_alone(valid, budget):
+    attn = attention(60, seed=5, batch=(3,), logits=True)
+    mask = torch.ones(3, 60, dtype=torch.bool)
+    if valid == "mask":
+        mask[1, :29], mask[2, :50] = False, False
+        valid = mask
+    elif valid == "holes":
+        mask[0, 3:20:2], mask[1, 55:] = False, False
+        valid = mask
+    elif valid is not None:
+        mask = torch.arange(60) < torch.tensor(valid)[:, None]
+    options = {"num_kv_heads": KV_HEADS, "window": W, "from_logits": True}
+    got = _torch_select.select(attn, budget, valid=valid, **options)
+    expected = pb_kvcache.select(attn, budget, valid=valid, **options)
+    for row in range(3):
+        for head in range(KV_HEADS):
+            assert torch.equal(got[row][head], expected[row][head])
+        columns = mask[row].nonzero().squeeze(-1)
+        if len(columns) > W:
+            alone = _torch_select.select(attn[row][..., columns], budget, **options)
+            assert all(torch.equal(got[row][head], columns[alone[head]]) for head in range(KV_HEADS))
+
+
+@pytest.mark.parametrize("logits", [False, True])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_a_number_is_refused_or_ranks_lowest_as_in_the_native_path(logits, value):
+    attn = attention(40, seed=7, logits=logits)
+    attn[1, 2, 9] = value
+    options = {"num_kv_heads": KV_HEADS, "window": W, "kernel": 3, "from_logits": logits}
+    for path in (_torch_select, pb_kvcache):
+        with pytest.raises(ValueError, match="attn"):
+            path.select(attn, 10, **options)
+    got = _torch_select.select(attn, 39, nan="lowest", **options)
+    assert torch.equal(got, pb_kvcache.select(attn, 39, nan="lowest", **options))
+    assert 9 not in got[0].tolist()
+    assert 9 in got[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"num_kv_heads": 4}, ValueError, "num_kv_heads = 4: must divide the 6"),
+        ({"num_kv_heads": 0}, ValueError, "num_kv_heads = 0"),
+        ({"window": 4}, ValueError, "window = 4: must be the number of queries"),
+        ({"window": 5.0}, TypeError, "window"),
+        ({"kernel": 2}, ValueError, "kernel = 2: must be odd"),
+        ({"pooling": "mean"}, ValueError, "pooling = 'mean'"),
+        ({"reduce": "min"}, ValueError, "reduce = 'min'"),
+        ({"nan": "ignore"}, ValueError, "nan = 'ignore'"),
+        ({"budget": 4}, ValueError, "budget = 4: must be at least the window, 5"),
+        ({"budget": [8, 8]}, ValueError, "budget: has 2 numbers"),
+        ({"budget": True}, TypeError, "budget"),
+        ({"scale": 0.0, "from_logits": True}, ValueError, "scale = 0"),
+        ({"valid": [3]}, ValueError, "valid: is for a batch"),
+        ({"attn": torch.zeros(6, 5, 40, dtype=torch.int32)}, TypeError, "attn: must be a torch tensor of float32"),
+        ({"attn": torch.zeros(5, 40)}, ValueError, "attn: must have shape"),
+        ({"attn": torch.zeros(6, 5, 5)}, ValueError, "window = 5: must be greater than 0 and smaller than n = 5"),
+        ({"attn": torch.full((6, 5, 40), -0.1)}, ValueError, "every probability must be finite and >= 0"),
+        ({"attn": torch.full((6, 5, 40), -torch.inf), "from_logits": True}, ValueError, "every query must see"),
+    ],
+)
+def test_bad_input_is_named(change, error, message):
+    options = {"num_kv_heads": KV_HEADS, "window": W, "attn": attention(40), "budget": 10, **change}
+    with pytest.raises(error, match=message):
+        _torch_select.select(options.pop("attn"), options.pop("budget"), **options)
+    if "valid" not in change:
+        options = {"num_kv_heads": KV_HEADS, "window": W, "attn": attention(40), "budget": 10, **change}
+        with pytest.raises(error):  # the native path refuses it too
+            pb_kvcache.select(options.pop("attn"), options.pop("budget"), **options)
+
+
+def test_a_tensor_on_another_device_is_sent_to_the_torch_path(monkeypatch):
+    seen = []
+
+    def record(attn, *args, **kwargs):
+        seen.append((attn.device.type, args, kwargs))
+        return "from torch"
+
+    for name in ("select", "window_scores", "pool_scores", "select_top"):
+        monkeypatch.setattr(_torch_select, name, record)
+    far = torch.zeros(6, 5, 40, device="meta")
+    assert pb_kvcache.select(far, 10, num_kv_heads=3, window=5) == "from torch"
+    assert pb_kvcache.window_scores(far, num_kv_heads=3) == "from torch"
+    assert pb_kvcache.pool_scores(far) == "from torch"
+    assert pb_kvcache.select_top(far, 3) == "from torch"
+    assert [device for device, _, _ in seen] == ["meta"] * 4
