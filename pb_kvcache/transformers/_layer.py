@@ -1,0 +1,523 @@
+"""One layer of the cache: its keys and values, which positions they are, and when they are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+from ._budgets import Budgets
+from ._hold import Holder
+from ._selection import Scoring, choose
+from ._use import LAYER_MARK, OwnMask
+
+#: Slots that a buffer has beyond what it holds, at least: growing copies the layer, so it is done rarely.
+ROOM = 64
+
+#: The attention of the model: (query, key, value, boolean mask or None) to (output, weights or None).
+Attend = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"], "tuple[torch.Tensor, torch.Tensor | None]"
+]
+
+
+class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One full-attention layer under a budget. Made by :class:`PyramidKVCache`.
+
+    A *column* is a token's index in the padded input: what the model's 2-D mask counts. The slots of the buffers hold
+    first what is kept of the prompt, then every later token in order (``decode="grow"``), or whatever the policies
+    keep (``decode="hold"``).
+    """
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = False
+    supports_early_init = False
+
+    def __init__(self, budgets: Budgets, index: int, model_layer: int) -> None:
+        super().__init__()
+        self.budgets = budgets  # shared by the layers of a cache
+        self.index = index  # among the compressed layers
+        self.model_layer = model_layer
+        self.awaits_attention = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self.keys = self.values = None
+        self.is_initialized = False
+        self.awaits_attention = False
+        self._key_buffer: torch.Tensor | None = None
+        self._value_buffer: torch.Tensor | None = None
+        self._incoming: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.length = 0  # slots in use
+        self.seen = 0  # tokens seen, as columns
+        self.prompt = 0  # columns of the prompt; 0 while it may still grow
+        self.prompt_slots = 0  # slots that the prompt has kept
+        self.decided: npt.NDArray[np.int64] | None = None  # the budget of every sequence
+        self.ran = ""  # what chose the positions
+        self._columns: torch.Tensor | None = None  # (batch, kv_heads, prompt_slots), int32; None: the prompt is whole
+        self._slot_valid: torch.Tensor | None = None  # (batch, prompt_slots), bool; None: all
+        self._mask: torch.Tensor | None = None  # the model's 2-D mask as last seen; None: all tokens
+        self._queries: torch.Tensor | None = None  # the last queries of a prompt that comes in chunks
+        self._scoring: Scoring | None = None
+        self._holder: Holder | None = None
+
+    # ---- what transformers asks of a layer ----
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
+        """Note the device and the dtype; buffers come with the first tokens."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take in new keys and values, ``(batch, kv_heads, new, head_dim)``, and return what attention has to read."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._check_incoming(key_states, value_states)
+        new = key_states.shape[-2]
+        if self.seen and not self.prompt and new == 1:  # the first decode step after a prompt in chunks
+            self._end_prompt()
+        keys, values = key_states, value_states
+        self._incoming = (key_states.detach(), value_states.detach())
+        if self.seen and self._holder is None:
+            self._append(*self._incoming)
+            self._incoming = None
+            keys, values = self.keys, self.values
+        self.seen += new
+        self.awaits_attention = True
+        keys = keys.view(keys.shape)  # a tensor of our own to carry the mark
+        setattr(keys, LAYER_MARK, self)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Return how many tokens have been seen: the position of the next one, whatever was evicted."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
+        """Return the length and the offset of a mask; the offset says that this layer makes its own."""
+        new = query_length if isinstance(query_length, int) else int(query_length.shape[0])
+        return self.length + new, OwnMask(self.seen - self.length)
+
+    def get_max_length(self) -> int:
+        """Return -1: no maximum."""
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name up to transformers 5.3
+
+    def reset(self) -> None:
+        """Forget everything; the next prompt may have another batch size."""
+        self._clear()
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: evicted positions cannot be brought back, so a compressed layer cannot go back in time."""
+        raise NotImplementedError(
+            "PyramidKVCache cannot be cropped: evicted positions are gone. Assisted and prompt-lookup decoding need a "
+            "cache that can; use them with DynamicCache, or keep a copy() of the cache from before"
+        )
+
+    def offload(self) -> None:
+        """Refused: layers stay on their device."""
+        raise NotImplementedError("PyramidKVCache does not offload: its layers stay on the model's device")
+
+    prefetch = offload
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Make sequence ``i`` what sequence ``beam_idx[i]`` was."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sequence `repeats` times."""
+        if self._key_buffer is not None:
+            self.batch_select_indices(torch.arange(self._key_buffer.shape[0]).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep the sequences at `indices`, in that order; one may come more than once."""
+        if self._key_buffer is None or self._value_buffer is None:
+            return
+        rows = torch.as_tensor(indices)
+        if rows.dtype == torch.bool:
+            rows = rows.nonzero().squeeze(-1)
+
+        def pick(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor.index_select(0, rows.to(tensor.device))
+
+        with torch.no_grad(), torch.inference_mode(False):
+            self._key_buffer = pick(self._key_buffer)
+            self._value_buffer = pick(self._value_buffer)
+            self._columns, self._slot_valid = pick(self._columns), pick(self._slot_valid)
+            self._queries, self._mask = pick(self._queries), pick(self._mask)
+        order = rows.cpu().numpy()
+        if self.decided is not None:
+            self.decided = self.decided[order]
+        if self._holder is not None:
+            self._holder = self._holder.select(order)
+        self._show()
+
+    # ---- attention ----
+
+    def attend(
+        self,
+        attend: Attend,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        padding: torch.Tensor | None,
+        additive: bool,
+        options: dict[str, Any],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Do the attention of the step that `update` has just taken in, and compress after the prompt's.
+
+        `padding` is the model's 2-D mask ``(batch, seen)``, None where all are tokens; `additive` that the arithmetic
+        turns masks into sums; `options` what the model passes on to its attention function.
+        """
+        self.awaits_attention = False
+        padding = self._check_padding(padding)
+        self._mask = padding
+        scoring = Scoring.from_options(options, query.shape[-1])
+        new = query.shape[-2]
+        if self._holder is not None:
+            return self._attend_holding(attend, query, padding, scoring)
+        past = self.length - new if self._incoming is None else 0
+        output = attend(query, key, value, self._own_mask(past, new, padding, additive, key.device))
+        if not self.prompt:
+            with torch.no_grad():
+                self._read_prompt(query.detach(), scoring)
+        return output
+
+    def _own_mask(
+        self, past: int, new: int, padding: torch.Tensor | None, additive: bool, device: torch.device
+    ) -> torch.Tensor | None:
+        """Return who may see whom, ``(batch or 1, 1, new, past + new)``; None where causality alone says it.
+
+        The same answer as the stock mask functions while nothing has been evicted, so that the same arithmetic runs.
+        """
+        visible = self._visible(past, new, padding)
+        if new == 1:
+            return None if visible is None else visible[:, None, None, :]
+        if visible is None and past == 0 and not additive:
+            return None  # the arithmetic's own causal case
+        causal = torch.ones(new, past + new, dtype=torch.bool, device=device).tril_(past)[None, None]
+        return causal if visible is None else causal & visible[:, None, None, :]
+
+    def _visible(self, past: int, new: int, padding: torch.Tensor | None) -> torch.Tensor | None:
+        """Return which slots hold a token, ``(batch, past + new)``; None for all."""
+        total = past + new
+        if self._columns is None and self._slot_valid is None:  # slots are columns
+            return None if padding is None else padding[:, :total]
+        later = None if padding is None else padding[:, self.prompt : self.prompt + total - self.prompt_slots]
+        if later is not None and bool(later.all()):
+            later = None
+        if later is None and self._slot_valid is None:
+            return None
+        reference = later if self._slot_valid is None else self._slot_valid
+        assert reference is not None
+        batch, device = reference.shape[0], reference.device
+        kept = self._slot_valid
+        if kept is None:
+            kept = torch.ones(batch, self.prompt_slots, dtype=torch.bool, device=device)
+        if later is None:
+            later = torch.ones(batch, total - self.prompt_slots, dtype=torch.bool, device=device)
+        return torch.cat([kept, later], dim=1)
+
+    def _attend_holding(
+        self, attend: Attend, query: torch.Tensor, padding: torch.Tensor | None, scoring: Scoring
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend token by token: the policies see every step, so several tokens equal one at a time."""
+        assert self._incoming is not None
+        assert self._holder is not None
+        assert self._key_buffer is not None
+        assert self._value_buffer is not None
+        keys, values = self._incoming
+        self._incoming = None
+        new = query.shape[-2]
+        first = self.seen - new
+        outputs = []
+        for token in range(new):
+            one = slice(token, token + 1)
+            are_tokens = None if padding is None else padding[:, first + token].cpu().numpy()
+            with torch.no_grad():
+                self._holder.place(self._key_buffer, self._value_buffer, keys[:, :, one], values[:, :, one])
+                slots = self._holder.slots
+                mask = self._holder.mask(are_tokens, query.device)
+                held = self._key_buffer[:, :, :slots]
+            result, _ = attend(query[:, :, one], held, self._value_buffer[:, :, :slots], mask)
+            outputs.append(result)
+            with torch.no_grad():
+                weights = scoring.decode_weights(query[:, :, one].detach(), held, mask, self.budgets.reduce)
+                self._holder.step(
+                    self._key_buffer, self._value_buffer, first + token, weights.cpu().numpy(), are_tokens
+                )
+        self.length = self._holder.length
+        self._show()
+        return (outputs[0] if new == 1 else torch.cat(outputs, dim=1)), None
+
+    # ---- the prompt ----
+
+    def _read_prompt(self, query: torch.Tensor, scoring: Scoring) -> None:
+        """Take in what a forward brought of the prompt; without chunks the prompt ends with it."""
+        self._scoring = scoring
+        if self.budgets.chunked:
+            if self._incoming is not None:
+                self._append(*self._incoming)
+                self._incoming = None
+            window = self.budgets.window
+            queries = query if self._queries is None else torch.cat([self._queries, query[:, :, -window:]], dim=2)
+            self._queries = queries[:, :, -window:].clone()
+            return
+        self._queries = query[:, :, -self.budgets.window :]
+        self._end_prompt()
+
+    def _end_prompt(self) -> None:
+        """Choose what to keep of the prompt, and free the rest."""
+        assert self._queries is not None
+        assert self._scoring is not None
+        if self._incoming is not None:
+            keys, values = self._incoming
+            self._incoming = None
+        else:
+            keys, values = self.keys, self.values
+        columns = self.seen
+        batch = keys.shape[0]
+        lengths = [columns] * batch if self._mask is None else self._mask[:, :columns].sum(dim=1).tolist()
+        if 0 in lengths:
+            raise ValueError(f"attention_mask: sequence {lengths.index(0)} is all padding")
+        self.budgets.measure(self.model_layer, keys, values)
+        self.decided = np.array([self.budgets.decide(length, batch)[self.index] for length in lengths], np.int64)
+        kept = np.minimum(self.decided, lengths)
+        self.prompt = columns
+        hold = self.budgets.hold
+        capacity = int(self.decided.max()) + 1 if hold else 0
+        seeds: list[torch.Tensor] | None = [] if hold else None
+        if not hold and (kept == lengths).all():  # nothing to evict
+            if self._key_buffer is None:
+                self._append(keys, values)
+            self.prompt_slots = columns
+            self.ran = "nothing evicted"
+        else:
+            chosen = []
+            for row in range(batch):
+                where = self._token_columns(row, columns, hold or int(kept[row]) < lengths[row])
+                try:
+                    picked, method, seed = choose(
+                        self._queries[row],
+                        keys[row] if where is None else keys[row][:, where],
+                        int(kept[row]),
+                        self.budgets,
+                        self._scoring,
+                        seed=hold,
+                    )
+                except ValueError as error:  # attention that is not finite
+                    raise ValueError(
+                        f"layer {self.model_layer}: positions of sequence {row} cannot be ranked by the attention to "
+                        f"them: {error}"
+                    ) from error
+                chosen.append(picked if where is None else where[picked])
+                self.ran = method
+                if seeds is not None:
+                    seeds.append(seed)
+            self._gather(keys, values, chosen, kept, capacity)
+        if hold:
+            assert self._columns is not None
+            assert seeds is not None
+            self._holder = Holder(self.budgets, self.decided, self._columns, kept, seeds)
+            self._columns = self._slot_valid = None
+        self._queries = None
+        self._show()
+
+    def _token_columns(self, row: int, columns: int, scored: bool) -> torch.Tensor | None:
+        """Return the columns of a sequence that are tokens; None for all.
+
+        Where positions are `scored` the window's queries have to be the sequence's last tokens, one after another, up
+        to the last column.
+        """
+        if self._mask is None:
+            return None
+        mask = self._mask[row, :columns]
+        where = mask.nonzero().squeeze(-1)
+        if scored and not bool(mask[-min(self.budgets.window, len(where)) :].all()):
+            raise ValueError(
+                f"attention_mask: sequence {row} has padding among its last {self.budgets.window} columns, where the "
+                "queries that choose the positions are; pad on the left"
+            )
+        return where
+
+    def _gather(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        chosen: list[torch.Tensor],
+        kept: npt.NDArray[np.int64],
+        capacity: int,
+    ) -> None:
+        """Copy the chosen columns into new buffers; the old keys and values are no longer referenced after it."""
+        batch, kv_heads = keys.shape[:2]
+        slots = int(kept.max())
+        capacity = capacity or slots + ROOM
+        with torch.inference_mode(False):
+            even = bool((kept == slots).all())
+            make = keys.new_empty if even else keys.new_zeros  # 0 * NaN is NaN: slots without a token must be numbers
+            key_buffer = make((batch, kv_heads, capacity, keys.shape[-1]))
+            value_buffer = make((batch, kv_heads, capacity, values.shape[-1]))
+            held = torch.zeros(batch, kv_heads, slots, dtype=torch.int32, device=keys.device)
+            for row, columns in enumerate(chosen):
+                count = columns.shape[-1]
+                held[row, :, :count] = columns
+                for head in range(kv_heads):  # rows copied whole: several times faster than an element-wise gather
+                    torch.index_select(keys[row, head], 0, columns[head], out=key_buffer[row, head, :count])
+                    torch.index_select(values[row, head], 0, columns[head], out=value_buffer[row, head, :count])
+            self._key_buffer, self._value_buffer = key_buffer, value_buffer
+            self._columns = held
+            self._slot_valid = None
+            if not even:
+                counts = torch.as_tensor(kept, device=keys.device)
+                self._slot_valid = torch.arange(slots, device=keys.device) < counts[:, None]
+        self.length = self.prompt_slots = slots
+
+    # ---- storage ----
+
+    def _append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Copy new keys and values behind the old ones, into a larger buffer where there is no room."""
+        end = self.length + keys.shape[-2]
+        with torch.no_grad(), torch.inference_mode(False):
+            if self._key_buffer is None or self._key_buffer.shape[2] < end:
+                capacity = end + max(ROOM, end // 8)
+                self._key_buffer = self._grown(self._key_buffer, keys, capacity)
+                self._value_buffer = self._grown(self._value_buffer, values, capacity)
+            assert self._value_buffer is not None
+            self._key_buffer[:, :, self.length : end] = keys
+            self._value_buffer[:, :, self.length : end] = values
+        self.length = end
+        self._show()
+
+    def _grown(self, buffer: torch.Tensor | None, like: torch.Tensor, capacity: int) -> torch.Tensor:
+        grown = like.new_empty((*like.shape[:2], capacity, like.shape[-1]))
+        if buffer is not None:
+            grown[:, :, : self.length] = buffer[:, :, : self.length]
+        return grown
+
+    def _show(self) -> None:
+        """Let `keys` and `values` be the slots in use."""
+        if self._key_buffer is not None and self._value_buffer is not None:
+            self.keys = self._key_buffer[:, :, : self.length]
+            self.values = self._value_buffer[:, :, : self.length]
+
+    def copy(self, budgets: Budgets) -> PyramidKVLayer:
+        """Return an independent layer with the same content."""
+        twin = PyramidKVLayer(budgets, self.index, self.model_layer)
+        if self.awaits_attention:
+            raise RuntimeError("a cache cannot be copied in the middle of a forward")
+        for name, value in vars(self).items():
+            if name in ("budgets", "keys", "values"):
+                continue
+            if isinstance(value, (torch.Tensor, np.ndarray, Holder)):
+                value = value.clone() if isinstance(value, torch.Tensor) else value.copy()
+            setattr(twin, name, value)
+        twin._show()
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PyramidKVLayer:
+        return self.copy(self.budgets)
+
+    # ---- what is held ----
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every tensor and policy that this layer holds, spare room included."""
+        tensors = [self._key_buffer, self._value_buffer, self._columns, self._slot_valid, self._queries]
+        held: int = sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
+        return held + (self._holder.nbytes if self._holder is not None else 0)
+
+    @property
+    def nbytes_full(self) -> int:
+        """Bytes that the keys and values of every token seen would take."""
+        if self._key_buffer is None or self._value_buffer is None:
+            return 0
+        batch, kv_heads = self._key_buffer.shape[:2]
+        width = sum(buffer.shape[-1] * buffer.element_size() for buffer in (self._key_buffer, self._value_buffer))
+        return int(batch * kv_heads * self.seen * width)
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens that each sequence has seen, padding not counted."""
+        batch = 0 if self._key_buffer is None else self._key_buffer.shape[0]
+        if self._mask is None:
+            return np.full(batch, self.seen, np.int64)
+        missing = self.seen - self._mask.shape[1]
+        return self._mask.sum(dim=1).cpu().numpy() + missing  # type: ignore[no-any-return, unused-ignore]
+
+    def columns(self) -> npt.NDArray[np.int64]:
+        """Return the kept columns, ``(batch, kv_heads, kept)``, ascending; -1 fills up shorter sequences at the end."""
+        if self._key_buffer is None:
+            return np.empty((0, 0, 0), np.int64)
+        if self._holder is not None:
+            return self._holder.columns()
+        batch, kv_heads = self._key_buffer.shape[:2]
+        if self._columns is None:
+            slots = np.broadcast_to(np.arange(self.length), (batch, kv_heads, self.length)).astype(np.int64)
+        else:
+            later = np.arange(self.prompt, self.prompt + self.length - self.prompt_slots)
+            kept = self._columns.cpu().numpy().astype(np.int64)
+            if self._slot_valid is not None:
+                kept[~np.broadcast_to(self._slot_valid.cpu().numpy()[:, None], kept.shape)] = -1
+            slots = np.concatenate([kept, np.broadcast_to(later, (batch, kv_heads, len(later)))], axis=-1)
+        if self._mask is not None:
+            mask = self._mask.cpu().numpy()
+            row = np.arange(batch)[:, None, None]
+            slots = np.where((slots >= 0) & mask[row, np.maximum(slots, 0)], slots, -1)
+        # Ascending, the fill at the end.
+        return np.where((order := np.sort(np.where(slots < 0, 2**62, slots), axis=-1)) == 2**62, -1, order)
+
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Return the kept positions: columns counted without the sequence's padding, as rotary phases count them."""
+        columns = self.columns()
+        if self._mask is None or columns.size == 0:
+            return columns
+        index = self._mask.cpu().numpy().cumsum(axis=1) - 1
+        row = np.arange(len(columns))[:, None, None]
+        return np.where(columns < 0, -1, index[row, np.maximum(columns, 0)])
+
+    # ---- checks ----
+
+    def _check_incoming(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        if keys.device != self.device or values.device != self.device:
+            raise ValueError(
+                f"layer {self.model_layer}: keys on {keys.device} and values on {values.device} for a cache on "
+                f"{self.device}; a layer has to stay on one device: move the model, then cache.reset()"
+            )
+        if keys.dtype != self.dtype:
+            raise ValueError(
+                f"layer {self.model_layer}: keys of {keys.dtype} for a cache of {self.dtype}; use one dtype, or "
+                "cache.reset() after changing the model's"
+            )
+        if self._key_buffer is None:
+            return
+        batch = self._key_buffer.shape[0]
+        if keys.shape[0] != batch:
+            raise ValueError(
+                f"this cache holds {batch} sequence{'s' if batch != 1 else ''} and meets a batch of {keys.shape[0]}: "
+                "cache.reset() for a new prompt, cache.batch_repeat_interleave(n) to continue each n times"
+            )
+        if keys.shape[1] != self._key_buffer.shape[1] or keys.shape[3] != self._key_buffer.shape[3]:
+            raise ValueError(
+                f"layer {self.model_layer}: keys of shape {tuple(keys.shape)} for a cache with "
+                f"{self._key_buffer.shape[1]} heads of size {self._key_buffer.shape[3]}: is it another model's cache?"
+            )
+
+    def _check_padding(self, padding: torch.Tensor | None) -> torch.Tensor | None:
+        if padding is None:
+            if self._mask is None:
+                return None
+            # Padding stays padding, also where a later call brings no mask or one that has none left to show.
+            later = self.seen - self._mask.shape[1]
+            return torch.nn.functional.pad(self._mask, (0, later), value=True)
+        if padding.dim() != 2:
+            raise ValueError(
+                f"attention_mask: has shape {tuple(padding.shape)}; with PyramidKVCache pass the 2-D padding mask "
+                "(batch, tokens seen), because layers of different length need masks of their own"
+            )
+        return padding[:, : self.seen].to(self.device, torch.bool)

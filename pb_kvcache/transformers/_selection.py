@@ -1,0 +1,136 @@
+"""Which positions of one prompt a layer keeps: the window's attention from queries and keys, then the selection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._select import pool_scores, scores_from_qk, select_top, window_scores
+
+if TYPE_CHECKING:
+    from ._budgets import Budgets
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How this layer turns products of queries and keys into attention, beyond the softmax."""
+
+    scale: float
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None  # one logit per query head that takes part in the softmax and has no position
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any], head_dim: int) -> Scoring:
+        """Read what a model passes to its attention function."""
+        if options.get("position_bias") is not None:
+            raise ValueError(
+                "this model adds a position bias to its attention; PyramidKVCache cannot score positions with one"
+            )
+        scale = options.get("scaling")
+        sinks = options.get("s_aux")
+        return cls(
+            float(head_dim**-0.5 if scale is None else scale),
+            options.get("softcap"),
+            None if sinks is None else sinks.detach(),
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether attention is the softmax of the scaled products."""
+        return self.softcap is None and self.sinks is None
+
+    def logits(self, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Return the products, ``(..., q_heads, queries, n)``, float32, before scale and cap.
+
+        `query` is ``(..., q_heads, queries, head_dim)``, `keys` ``(..., kv_heads, n, head_dim)``; both become float32
+        before they are multiplied, as half precision would make most scores tie.
+        """
+        kv_heads = keys.shape[-3]
+        queries = query.shape[-2]
+        grouped = query.float().unflatten(-3, (kv_heads, -1)).flatten(-3, -2)
+        products = grouped @ keys.float().transpose(-1, -2)
+        return products.unflatten(-2, (-1, queries)).flatten(-4, -3)
+
+    def weights(self, logits: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
+        """Return the attention of the logits; `allowed` says who may see whom and broadcasts."""
+        scaled = logits.mul(self.scale)
+        if self.softcap is not None:
+            scaled = torch.tanh(scaled / self.softcap) * self.softcap
+        if allowed is not None:
+            scaled = scaled.masked_fill(~allowed, -torch.inf)
+        if self.sinks is None:
+            return torch.softmax(scaled, dim=-1)
+        sinks = self.sinks.float().reshape(-1, 1, 1).expand(*scaled.shape[:-1], 1)
+        return torch.softmax(torch.cat([scaled, sinks], dim=-1), dim=-1)[..., :-1]
+
+    def window_weights(self, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Return the attention of a prompt's last queries, ``(q_heads, window, n)``."""
+        window, n = query.shape[-2], keys.shape[-2]
+        allowed = torch.ones(window, n, dtype=torch.bool, device=keys.device).tril_(n - window)
+        return self.weights(self.logits(query, keys), allowed)
+
+    def decode_weights(
+        self, query: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None, reduce: str
+    ) -> torch.Tensor:
+        """Return what one new token gave to every slot, ``(batch, kv_heads, slots)``, each group of heads reduced."""
+        weights = self.weights(self.logits(query, keys), mask)
+        return reduce_groups(weights.squeeze(-2), keys.shape[-3], reduce)
+
+
+def reduce_groups(weights: torch.Tensor, kv_heads: int, reduce: str) -> torch.Tensor:
+    """Return one row per KV head from one per query head: ``(..., q_heads, n)`` to ``(..., kv_heads, n)``."""
+    grouped = weights.unflatten(-2, (kv_heads, -1))
+    if reduce == "mean":
+        return grouped.mean(dim=-2)
+    if reduce == "sum":
+        return grouped.sum(dim=-2)
+    return grouped.amax(dim=-2)
+
+
+def choose(
+    query: torch.Tensor, keys: torch.Tensor, keep: int, budgets: Budgets, scoring: Scoring, *, seed: bool
+) -> tuple[torch.Tensor, str, torch.Tensor]:
+    """Choose the positions of one sequence.
+
+    Parameters
+    ----------
+    query
+        Its last queries after rotation, ``(q_heads, window or fewer, head_dim)``.
+    keys
+        ``(kv_heads, n, head_dim)``.
+    keep
+        How many; at least ``window + 1`` where it is less than ``n``.
+    seed
+        Whether the third answer is wanted.
+
+    Returns
+    -------
+    The positions ``(kv_heads, keep)``, ascending; what chose them; and the attention of the window's queries to them,
+    ``(kv_heads, queries, keep)`` in float32, for a policy to start from (empty where not asked for).
+    """
+    kv_heads, n = keys.shape[:2]
+    window = budgets.window
+    query = query[:, -min(window, n) :]
+    weights = None
+    if seed or not scoring.plain:
+        weights = scoring.window_weights(query, keys)
+    if keep >= n:
+        positions = torch.arange(n, device=keys.device).repeat(kv_heads, 1)
+        method = "nothing evicted"
+    else:
+        options: dict[str, Any] = {"reduce": budgets.reduce}
+        if weights is None:
+            scores = scores_from_qk(query, keys, scale=scoring.scale, **options)
+        else:
+            scores = window_scores(weights, num_kv_heads=kv_heads, **options)
+        best = select_top(pool_scores(scores, budgets.kernel, budgets.pooling), keep - window)
+        tail = torch.arange(n - window, n, device=keys.device).expand(kv_heads, window)
+        positions = torch.cat([best, tail], dim=-1)
+        method = "native kernels" if keys.device.type == "cpu" else f"torch on {keys.device.type}"
+    if not seed:
+        return positions, method, keys.new_empty(0)
+    assert weights is not None
+    rows = reduce_groups(weights.transpose(0, 1), kv_heads, budgets.reduce).transpose(0, 1)
+    return positions, method, rows.gather(-1, positions[:, None].expand(-1, rows.shape[1], -1))
