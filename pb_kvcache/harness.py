@@ -41,8 +41,8 @@ class StackPolicy(Protocol):
     """All layers' caches in one object, such as :class:`pb_kvcache.PyramidStack`."""
 
     @property
-    def budgets(self) -> Sequence[int]:
-        """Every layer's own budget."""
+    def budgets(self) -> Any:
+        """Every layer's own budget: a sequence or array of integers."""
 
     def on_decode_step(self, pos: int, attn: Sequence[npt.NDArray[np.float32]]) -> None:
         """Take in one vector a layer."""

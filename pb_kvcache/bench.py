@@ -1,0 +1,307 @@
+"""Replay one trace through many policies at equal total memory: what ``pb-kvcache bench`` does.
+
+>>> from pb_kvcache import bench
+>>> results = bench.run("funnel", budgets=["20%"], policies=["snapkv", "pyramidkv:4"])
+>>> uniform, pyramid = results.reports
+>>> uniform.retained_mass < pyramid.retained_mass  # the funnel is made so that a pyramid fits it
+True
+
+Runs are independent of each other and measure the same whatever runs beside them, times excepted. With ``jobs`` they
+go through joblib, and so to whatever backend the caller has set up for joblib, such as Dask or Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from . import (
+    H2O,
+    TOVA,
+    FullCache,
+    PyramidStack,
+    Scissorhands,
+    SlidingWindow,
+    SnapKV,
+    StreamingLLM,
+    __version__,
+    plan,
+    workloads,
+)
+from ._checks import integer
+from .harness import LayerPolicy, Report, StackPolicy, replay
+from .workloads import Trace
+
+__all__ = ["BUDGETS", "POLICIES", "Results", "policy_names", "recent_window", "run"]
+
+#: Budgets per layer on average, as parts of the trace's length.
+BUDGETS = ("5%", "10%", "20%", "40%")
+
+#: What is compared unless the caller says otherwise.
+POLICIES = (
+    "full",
+    "sliding_window",
+    "streaming_llm",
+    "h2o",
+    "tova",
+    "snapkv",
+    "pyramidkv:1",
+    "pyramidkv:2",
+    "pyramidkv:4",
+    "pyramidkv:1/4",
+)
+
+#: What a SnapKV cache is made with beside its budget and recent window: obs_window, pool_kernel.
+_Scoring = tuple[int, int]
+
+_LAYER_POLICIES: dict[str, Callable[[int, int, _Scoring], LayerPolicy]] = {
+    "sliding_window": lambda budget, recent, scoring: SlidingWindow(budget),
+    "streaming_llm": lambda budget, recent, scoring: StreamingLLM(budget),
+    "h2o": lambda budget, recent, scoring: H2O(budget, recent),
+    "tova": lambda budget, recent, scoring: TOVA(budget),
+    "scissorhands": lambda budget, recent, scoring: Scissorhands(budget, recent),
+    "snapkv": lambda budget, recent, scoring: SnapKV(budget, recent, *scoring),
+}
+
+
+def recent_window(budget: int) -> int:
+    """Return the newest positions that are never dropped on score, the same for every policy that has a window."""
+    return min(32, budget // 4)
+
+
+def policy_names() -> list[str]:
+    """Return the policies' names; RATIO stands for a whole number or a fraction such as 1/4."""
+    return ["full", *_LAYER_POLICIES, "pyramidkv:RATIO"]
+
+
+def ratio_of(policy: str) -> Fraction | None:
+    """Return the ratio of a pyramid's name, None for another name's."""
+    match = re.fullmatch(r"pyramidkv:(\d{1,9})(?:/(\d{1,9}))?", policy)
+    if not match or not int(match[1]) or (match[2] is not None and not int(match[2])):
+        return None
+    return Fraction(int(match[1]), int(match[2] or 1))
+
+
+def _make(policy: str, budget: int, trace: Trace, scoring: _Scoring) -> Callable[[int], LayerPolicy] | StackPolicy:
+    """Return what :func:`pb_kvcache.harness.replay` drives."""
+    recent = recent_window(budget)
+    if policy in _LAYER_POLICIES:
+        return lambda layer: _LAYER_POLICIES[policy](budget, recent, scoring)
+    ratio = ratio_of(policy)
+    assert ratio is not None
+    # The planner, not PyramidKV's floored shares: those lose up to num_layers - 1 positions of the total, and a ratio
+    # below 1 has none.
+    budgets = plan(trace.num_layers, budget, ratio=float(ratio), minimum=recent + 1, maximum=max(trace.length, budget))
+    return PyramidStack(trace.num_layers, budget, 1, recent, *scoring, plan=budgets)
+
+
+def _replay(source: Trace | str, policy: str, budget: int | None, scoring: _Scoring) -> Report:
+    """Do one run; at the top level, so that other processes find it."""
+    trace = source if isinstance(source, Trace) else _named(source, _stamp(source))
+    if policy == "full":
+        return replay(trace, lambda layer: FullCache(), None, name=policy)
+    assert budget is not None
+    return replay(trace, _make(policy, budget, trace, scoring), budget, name=policy)
+
+
+def _stamp(source: str) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        status = os.stat(source)  # noqa: PTH116 - a name that is no path is fine here
+        return status.st_mtime_ns, status.st_size
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def _named(source: str, stamp: tuple[int, int] | None) -> Trace:
+    """Return a trace, and keep it for the next run of this process: reading it costs as much as two runs."""
+    return workloads.named(source)
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What :func:`run` measured."""
+
+    trace: str
+    num_layers: int
+    length: int
+    #: Bytes of K and V that one layer stores for a position; None where the trace does not say.
+    bytes_per_position: int | None
+    metadata: dict[str, Any]
+    budgets: tuple[int, ...]
+    policies: tuple[str, ...]
+    #: Of SnapKV and the pyramids.
+    obs_window: int
+    pool_kernel: int
+    #: Budgets outside, policies inside, in the order given; "full" once, first.
+    reports: tuple[Report, ...]
+
+    def at(self, budget: int) -> list[Report]:
+        """Return the reports at one budget, and the full cache's."""
+        return [report for report in self.reports if report.budget in (None, budget)]
+
+    def saved(self, report: Report) -> int | None:
+        """Return how many bytes of K and V the model does not have to hold at its peak, against keeping everything."""
+        if self.bytes_per_position is None:
+            return None
+        return (self.num_layers * self.length - report.peak_resident) * self.bytes_per_position
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "trace": self.trace,
+            "num_layers": self.num_layers,
+            "length": self.length,
+            "bytes_per_position": self.bytes_per_position,
+            "metadata": {key: value for key, value in self.metadata.items() if key != "token_ids"},
+            "budgets": [{"budget": budget, "recent_window": recent_window(budget)} for budget in self.budgets],
+            "obs_window": self.obs_window,
+            "pool_kernel": self.pool_kernel,
+            "machine": machine(),
+            "runs": [report.to_dict() | {"kv_bytes_saved": self.saved(report)} for report in self.reports],
+        }
+
+
+def machine() -> dict[str, str | int | None]:
+    """Return where and with what this runs."""
+    return {
+        "pb_kvcache": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def positions(budget: int | str, length: int) -> int:
+    """Return a budget in positions: a whole number of them, or a part of the length such as ``"20%"``, rounded.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For something else, or for a result outside 1 .. length.
+    """
+    if isinstance(budget, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", budget)
+        if not match or (not match[2] and "." in match[1]):
+            raise ValueError(f"budget = {budget!r}: must be a number of positions or a percentage, such as 128 or 20%")
+        number = round(Fraction(match[1]) * length / 100) if match[2] else int(match[1])
+    else:
+        number = integer("budget", budget)
+    if not 1 <= number <= length:
+        raise ValueError(f"budget = {budget}: is {number} positions, must be between 1 and the trace's {length}")
+    return number
+
+
+def run(
+    trace: Trace | str | os.PathLike[str] = "smollm2-135m",
+    budgets: Sequence[int | str] = BUDGETS,
+    policies: Sequence[str] = POLICIES,
+    *,
+    obs_window: int = 16,
+    pool_kernel: int = 7,
+    jobs: int = 1,
+    progress: Callable[[int, int], object] | None = None,
+) -> Results:
+    """Replay a trace through every policy at every budget.
+
+    Parameters
+    ----------
+    trace
+        A trace, the name of one (:func:`pb_kvcache.workloads.names`), or the path of a recording.
+    budgets
+        Positions per layer on average: numbers, or parts of the trace's length such as ``"20%"``.
+    policies
+        Names, as :func:`policy_names` lists them. ``full`` keeps everything; ``pyramidkv:RATIO`` is a
+        :class:`pb_kvcache.PyramidStack` on a :func:`pb_kvcache.plan` of that ratio, so that its total is the same to
+        the position. Every policy that has a recent window gets :func:`recent_window` of the budget.
+    obs_window, pool_kernel
+        Of SnapKV and the pyramids; see :class:`pb_kvcache.SnapKV`.
+    jobs
+        1 runs one after the other, here. Any other number needs joblib (extra ``bench``) and is its `n_jobs`: -1 for
+        all cores. Within a ``joblib.parallel_config`` that names another backend, that backend does the runs.
+    progress
+        Called with the number of runs done and of all runs.
+
+    Raises
+    ------
+    ImportError
+        `jobs` is not 1, and joblib is not there; the message names the extra.
+    TypeError, ValueError, OSError
+        For an unknown trace or policy (the message lists the known ones), or a budget that a policy cannot have.
+    """
+    source: Trace | str = trace if isinstance(trace, Trace) else os.fspath(trace)
+    if isinstance(source, str) and source not in workloads.names() and os.path.exists(source):  # noqa: PTH110
+        source = os.path.abspath(source)  # noqa: PTH100 - another process may have another working directory
+    loaded = source if isinstance(source, Trace) else _named(source, _stamp(source))
+    for policy in policies:
+        if policy not in ("full", *_LAYER_POLICIES) and ratio_of(policy) is None:
+            raise ValueError(f"policy = {policy!r}: no such policy; known: {', '.join(policy_names())}")
+    if not policies:
+        raise ValueError(f"policies: none given; known: {', '.join(policy_names())}")
+    if not budgets:
+        raise ValueError("budgets: none given")
+    numbers = tuple(dict.fromkeys(positions(budget, loaded.length) for budget in budgets))
+    names = tuple(dict.fromkeys(policies))
+    scoring = (obs_window, pool_kernel)
+    for budget in numbers:
+        for policy in names:
+            if policy != "full":  # let a policy refuse its parameters now, not after minutes
+                made = _make(policy, budget, loaded, scoring)
+                if callable(made):
+                    made(0)
+    tasks: list[tuple[str, int | None]] = [("full", None)] if "full" in names else []
+    tasks += [(policy, budget) for budget in numbers for policy in names if policy != "full"]
+    reports = []
+    for report in _reports(source, tasks, scoring, integer("jobs", jobs)):
+        reports.append(report)
+        if progress is not None:
+            progress(len(reports), len(tasks))
+    return Results(
+        trace=loaded.name,
+        num_layers=loaded.num_layers,
+        length=loaded.length,
+        bytes_per_position=loaded.bytes_per_position,
+        metadata=loaded.metadata,
+        budgets=numbers,
+        policies=names,
+        obs_window=obs_window,
+        pool_kernel=pool_kernel,
+        reports=tuple(reports),
+    )
+
+
+def _reports(
+    source: Trace | str, tasks: list[tuple[str, int | None]], scoring: _Scoring, jobs: int
+) -> Iterator[Report]:
+    """Yield the reports in the order of the tasks."""
+    if jobs == 1:
+        for policy, budget in tasks:
+            yield _replay(source, policy, budget, scoring)
+        return
+    if jobs == 0:
+        raise ValueError("jobs = 0: must be 1 or more, or negative to count from the number of cores down")
+    try:
+        joblib = importlib.import_module("joblib")
+    except ImportError as error:
+        raise ImportError("jobs other than 1 need joblib: pip install 'pb-kvcache[bench]'") from error
+    parallel = joblib.Parallel(n_jobs=jobs, return_as="generator")
+    yield from parallel(joblib.delayed(_replay)(source, policy, budget, scoring) for policy, budget in tasks)

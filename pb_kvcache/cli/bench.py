@@ -1,0 +1,169 @@
+"""``pb-kvcache bench``: what each policy keeps of a real model's attention at equal total memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .. import bench, report, workloads
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="what each policy keeps of a real model's attention",
+        description=(
+            "Replay a trace of a model's attention through every policy, all holding the same number of positions over "
+            "all layers, and print what they retain and what that costs. Without arguments: the recorded attention of "
+            "SmolLM2-135M-Instruct, 30 layers, at four budgets; a few seconds."
+        ),
+    )
+    parser.add_argument(
+        "--trace",
+        default="smollm2-135m",
+        help=f"one of {', '.join(workloads.names())}, or a file that 'pb-kvcache record' wrote (default smollm2-135m)",
+    )
+    parser.add_argument(
+        "--budgets",
+        default=",".join(bench.BUDGETS),
+        help="positions per layer on average, or percentages of the length, comma-separated "
+        f"(default {','.join(bench.BUDGETS).replace('%', '%%')})",
+    )
+    parser.add_argument(
+        "--policies",
+        default=",".join(bench.POLICIES),
+        help=f"comma-separated, of {', '.join(bench.policy_names())} (default {','.join(bench.POLICIES)})",
+    )
+    parser.add_argument(
+        "--obs-window",
+        type=int,
+        default=16,
+        help="observed steps that make the score of SnapKV and pyramids (default 16)",
+    )
+    parser.add_argument(
+        "--pool-kernel",
+        type=int,
+        default=7,
+        help="kept neighbours that SnapKV and pyramids pool, 1 for none (default 7)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="runs at a time, -1 for one a core, by joblib (extra 'bench'; default 1, without joblib)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, every layer included, instead of tables")
+    parser.add_argument(
+        "--report", type=Path, metavar="DIR", help="also write DIR/index.html, a page with plots (extra 'bench')"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay, and print what was measured."""
+    if args.report is not None:
+        report.require_matplotlib()
+        args.report.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is found out before the work
+    budgets = [budget.strip() for budget in args.budgets.split(",") if budget.strip()]
+    policies = [policy.strip() for policy in args.policies.split(",") if policy.strip()]
+    errors = Console(file=sys.stderr)
+    with Progress(
+        TextColumn("replaying"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    ) as bar:
+        task = bar.add_task("replaying", total=None)
+        results = bench.run(
+            args.trace,
+            budgets,
+            policies,
+            obs_window=args.obs_window,
+            pool_kernel=args.pool_kernel,
+            jobs=args.jobs,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if args.json:
+        print(json.dumps(results.to_dict(), indent=1))
+    else:
+        show(results)
+    if args.report is not None:
+        path = report.write(results, args.report, _command(args))
+        print(f"report: {path}", file=sys.stderr if args.json else sys.stdout)
+    return 0
+
+
+def _command(args: argparse.Namespace) -> str:
+    """Return the command line that measures the same again."""
+    words = ["pb-kvcache", "bench"]
+    defaults = {
+        "trace": "smollm2-135m",
+        "budgets": ",".join(bench.BUDGETS),
+        "policies": ",".join(bench.POLICIES),
+        "obs_window": 16,
+        "pool_kernel": 7,
+    }
+    for name, default in defaults.items():
+        if getattr(args, name) != default:
+            words += ["--" + name.replace("_", "-"), str(getattr(args, name))]
+    return shlex.join(words)
+
+
+def show(results: bench.Results) -> None:
+    """Print a table a budget, and the findings."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)  # what is piped into a file should not be cut to 80 columns
+    console.print(
+        f"{results.trace}: {results.num_layers} layers, {results.length} positions; SnapKV and pyramids: "
+        f"obs_window {results.obs_window}, pool_kernel {results.pool_kernel}",
+        highlight=False,
+    )
+    for budget in results.budgets:
+        console.print()
+        console.print(table(results, budget))
+    console.print()
+    for sentence in report.findings(results):
+        console.print(sentence, highlight=False)
+
+
+def table(results: bench.Results, budget: int) -> Table:
+    """Return one budget's table."""
+    rows = Table(
+        box=None,
+        pad_edge=False,
+        title_justify="left",
+        title=f"{budget} positions a layer ({100 * budget / results.length:.0f} %), "
+        f"{budget * results.num_layers} in all, recent window {bench.recent_window(budget)}",
+    )
+    rows.add_column("policy")
+    for title in ("mass", "worst layer", "recall", "peak", "mean", "K/V saved", "policy memory", "time a step"):
+        rows.add_column(title, justify="right")
+    reports = results.at(budget)
+    best = max((r.retained_mass for r in reports if r.budget is not None), default=None)
+    for r in reports:
+        saved, worst = results.saved(r), r.worst_layer
+        rows.add_row(
+            report.label(r.policy),
+            f"{r.retained_mass:.4f}",
+            f"{worst.retained_mass:.3f} @{worst.layer:<2}",
+            f"{r.recall:.4f}",
+            str(r.peak_resident),
+            f"{r.mean_resident:.0f}",
+            "-" if saved is None else report.size(saved),
+            report.size(r.policy_bytes),
+            f"{1e6 * r.policy_seconds / r.steps:.0f} µs",
+            style="bold" if r.budget is not None and r.retained_mass == best else None,
+        )
+    return rows

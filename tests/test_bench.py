@@ -1,0 +1,369 @@
+"""The benchmark: equal totals, the same figures however it is run, and what it prints and writes."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html.parser
+import json
+import re
+import sys
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pb_kvcache import SnapKV, bench, cli, report, workloads
+from pb_kvcache.bench import Results
+from pb_kvcache.harness import replay
+
+from .conftest import ROOT
+
+SCORING = {"obs_window": 4, "pool_kernel": 1}
+MINUS = "\N{MINUS SIGN}"
+QUICK = ["full", "streaming_llm", "tova", "snapkv", "pyramidkv:1", "pyramidkv:4", "pyramidkv:1/4"]
+
+
+@pytest.fixture(scope="module")
+def default() -> Results:
+    started = time.perf_counter()
+    results = bench.run()
+    assert time.perf_counter() - started < 60
+    return results
+
+
+@pytest.fixture(scope="module")
+def quick() -> Results:
+    return bench.run(workloads.funnel(4, 300), ["10%", 60], QUICK)
+
+
+def measured(results: Results) -> list[dict[str, Any]]:
+    """Return what must not depend on the run: all but times."""
+    runs = [r.to_dict() for r in results.reports]
+    for fields in runs:
+        for name in ("seconds", "policy_seconds", "steps_per_second"):
+            del fields[name]
+    return runs
+
+
+# --- what is compared
+
+
+def test_the_default_runs_every_policy_at_every_budget(default: Results) -> None:
+    assert (default.trace, default.num_layers, default.length) == ("smollm2-135m", 30, 576)
+    assert default.budgets == (29, 58, 115, 230)
+    assert default.policies == bench.POLICIES
+    pairs = {(r.policy, r.budget) for r in default.reports}
+    assert len(pairs) == len(default.reports) == 1 + 9 * 4
+    assert ("full", None) in pairs
+
+
+def test_all_policies_hold_the_same_total(default: Results) -> None:
+    for r in default.reports:
+        if r.budget is not None:
+            assert sum(layer.budget or 0 for layer in r.per_layer) == r.budget * 30, r.policy
+            assert r.peak_resident == (r.budget + 1) * 30, r.policy
+            assert r.resident_after[-1] == r.budget * 30, r.policy
+
+
+def test_a_pyramid_of_ratio_one_is_uniform_snapkv(default: Results) -> None:
+    for budget in default.budgets:
+        reports = {r.policy: r for r in default.at(budget)}
+        for one, other in zip(reports["snapkv"].per_layer, reports["pyramidkv:1"].per_layer, strict=True):
+            assert dataclasses.replace(one, policy_bytes=0) == dataclasses.replace(other, policy_bytes=0)
+
+
+def test_more_memory_retains_more_and_nothing_retains_more_than_all(default: Results) -> None:
+    full = default.reports[0]
+    for policy in default.policies[1:]:
+        masses = [r.retained_mass for r in default.reports if r.policy == policy]
+        assert masses == sorted(masses)
+        assert masses[-1] < full.retained_mass == full.available_mass
+
+
+def test_saved_bytes_are_the_models(default: Results) -> None:
+    for r in default.reports:
+        assert default.saved(r) == (30 * 576 - r.peak_resident) * 768
+    assert bench.run("funnel", [100], ["full"]).saved(default.reports[0]) is None
+
+
+def test_the_inverted_pyramid_turns_the_budgets_round(quick: Results) -> None:
+    reports = {r.policy: r for r in quick.at(60)}
+    upright, inverted = (
+        [layer.budget for layer in reports[name].per_layer] for name in ("pyramidkv:4", "pyramidkv:1/4")
+    )
+    assert upright == sorted(upright, reverse=True)
+    assert upright[0] == pytest.approx(4 * upright[-1], abs=4)
+    assert np.allclose(upright, inverted[::-1], atol=1)
+
+
+def test_a_pyramid_above_the_length_gives_what_is_left_to_other_layers() -> None:
+    (r,) = bench.run("funnel-flat", ["80%"], ["pyramidkv:4"]).reports
+    budgets = [layer.budget or 0 for layer in r.per_layer]
+    assert max(budgets) == 1024
+    assert sum(budgets) == 819 * 16
+
+
+@pytest.mark.parametrize(("budget", "number"), [("5%", 29), ("12.5%", 72), ("100 %", 576), ("7", 7), (9, 9)])
+def test_budgets_are_positions_or_parts_of_the_length(budget: str | int, number: int) -> None:
+    assert bench.positions(budget, 576) == number
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"trace": "smollm"}, "trace = 'smollm': no such trace; known: smollm2-135m, decode-4096, funnel"),
+        ({"policies": ["lru"]}, "policy = 'lru': no such policy; known: full, sliding_window, .*, pyramidkv:RATIO"),
+        ({"policies": ["pyramidkv:0"]}, "policy = 'pyramidkv:0': no such policy"),
+        ({"policies": ["pyramidkv:1/0"]}, "policy = 'pyramidkv:1/0': no such policy"),
+        ({"policies": ["pyramidkv:x"]}, "policy = 'pyramidkv:x': no such policy"),
+        ({"policies": []}, "policies: none given"),
+        ({"budgets": []}, "budgets: none given"),
+        ({"budgets": ["0"]}, "budget = 0: is 0 positions, must be between 1 and the trace's 1024"),
+        ({"budgets": ["101%"]}, "budget = 101%: is 1034 positions, must be between 1 and the trace's 1024"),
+        ({"budgets": ["1.5"]}, "budget = '1.5': must be a number of positions or a percentage"),
+        ({"budgets": ["-3"]}, "budget = '-3': must be a number of positions or a percentage"),
+        ({"budgets": [3], "policies": ["streaming_llm"]}, "sinks = 4"),
+        ({"pool_kernel": 2}, "pool_kernel = 2"),
+        ({"obs_window": 0, "policies": ["pyramidkv:4"]}, "obs_window = 0"),
+        ({"jobs": 0}, "jobs = 0"),
+    ],
+)
+def test_bad_arguments_are_refused_before_the_work(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bench.run(**{"trace": "funnel", **arguments})
+
+
+def test_the_scoring_of_snapkv_and_pyramids_can_be_set() -> None:
+    trace = workloads.funnel(3, 200)
+    plain, other = (bench.run(trace, [40], ["tova", "snapkv", "pyramidkv:3"], **s).reports for s in ({}, SCORING))
+    assert plain[0].per_layer == other[0].per_layer
+    assert plain[1].retained_mass != other[1].retained_mass
+    assert plain[2].retained_mass != other[2].retained_mass
+    alone = replay(trace, lambda layer: SnapKV(40, 10, 4, 1), 40)
+    assert other[1].per_layer == alone.per_layer
+
+
+# --- how it is run
+
+
+def test_it_measures_the_same_every_time(quick: Results) -> None:
+    assert measured(bench.run(workloads.funnel(4, 300), ["10%", 60], QUICK)) == measured(quick)
+
+
+def test_progress_counts_the_runs(quick: Results) -> None:
+    seen: list[tuple[int, int]] = []
+    bench.run(workloads.funnel(2, 50), [10], ["full", "tova"], progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_jobs_measure_the_same(quick: Results, tmp_path: Path) -> None:
+    pytest.importorskip("joblib", reason="needs the bench extra")
+    assert measured(bench.run(workloads.funnel(4, 300), ["10%", 60], QUICK, jobs=2)) == measured(quick)
+    workloads.save(tmp_path / "mine.npz", workloads.funnel(2, 60))
+    one, two = (bench.run(tmp_path / "mine.npz", ["20%"], ["snapkv", "tova"], jobs=jobs) for jobs in (1, 2))
+    assert measured(one) == measured(two)
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed")
+def test_jobs_go_to_a_dask_cluster_that_the_caller_set_up(quick: Results) -> None:
+    joblib = pytest.importorskip("joblib", reason="needs the bench extra")
+    distributed = pytest.importorskip("distributed", reason="needs dask.distributed")
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client, joblib.parallel_config(backend="dask"):
+        results = bench.run(workloads.funnel(4, 300), ["10%", 60], QUICK, jobs=-1)
+        ran = client.run(lambda: "pb_kvcache.bench" in sys.modules)
+    assert any(ran.values()), "the workers did the work"
+    assert measured(results) == measured(quick)
+
+
+def test_without_joblib_one_job_runs_and_more_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "joblib", None)
+    assert len(bench.run(workloads.funnel(2, 50), [10], ["full", "tova"]).reports) == 2
+    with pytest.raises(ImportError, match=r"joblib: pip install 'pb-kvcache\[bench\]'"):
+        bench.run(workloads.funnel(2, 50), [10], ["full", "tova"], jobs=2)
+
+
+# --- what it says
+
+
+def test_findings_are_what_was_measured(quick: Results) -> None:
+    reports = {(r.policy, r.budget): r for r in quick.reports}
+    text = " ".join(report.findings(quick))
+    for budget in (30, 60):
+        best = max((r for r in quick.reports if r.budget == budget), key=lambda r: r.retained_mass)
+        assert re.search(rf"{report.label(best.policy)} retains most at .*\b{budget}\b", text)
+        assert f"{best.retained_mass:.4f}" in text
+        gain = 100 * (reports["pyramidkv:4", budget].retained_mass - reports["snapkv", budget].retained_mass)
+        assert f"{'+' if gain > 0 else MINUS}{abs(gain):.2f}" in text
+    assert "PyramidKV 1/4 (inverted) against uniform SnapKV" in text
+    assert "PyramidKV 1 against" not in text
+    assert report.findings(bench.run("funnel", [100], ["full"])) == []
+
+
+class Page(html.parser.HTMLParser):
+    """What a page refers to, and whether its tags are closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        if tag not in ("meta", "img", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_the_page_stands_on_its_own(default: Results, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the bench extra")
+    path = report.write(default, tmp_path / "new" / "folder", "pb-kvcache bench")
+    assert [p.name for p in path.parent.iterdir()] == ["index.html"]
+    page = Page(path.read_text(encoding="utf-8"))
+    assert page.open == []
+    words = " ".join(page.words)
+    for sentence in report.findings(default):
+        assert sentence in words
+    for r in default.reports:
+        assert report.label(r.policy) in words
+        assert f"{r.retained_mass:.4f}" in words
+    assert "Apache-2.0" in words
+    assert "public domain" in words
+    assert len(page.references) == 5
+    for reference in page.references:
+        assert reference.startswith("data:image/svg+xml;base64,")
+        picture = ET.fromstring(base64.b64decode(reference.partition(",")[2]))
+        links = [value for part in picture.iter() for name, value in part.attrib.items() if name.endswith("href")]
+        assert all(link.startswith("#") for link in links)
+    assert path.stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize(
+    "policies", [["full"], ["tova"], ["snapkv"], ["pyramidkv:3", "pyramidkv:1/3"], ["full", "h2o"]]
+)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_every_choice_of_policies_makes_a_page(policies: list[str], layers: int) -> None:
+    pytest.importorskip("matplotlib", reason="needs the bench extra")
+    results = bench.run(workloads.funnel(layers, 60), [12, 20, 30], policies)
+    assert Page(report.page(results, "x")).open == []
+
+
+def test_a_traces_words_do_not_become_markup() -> None:
+    pytest.importorskip("matplotlib", reason="needs the bench extra")
+    evil = "<script>alert(1)</script>&"
+    trace = workloads.pack(
+        evil, np.full((2, 40, 40), 0.01), {"about": evil, "model": {"source": evil, "licence": evil}}
+    )
+    text = report.page(bench.run(trace, [9], ["snapkv"]), evil)
+    assert "<script" not in text
+    assert "".join(Page(text).words).count(evil) >= 5
+
+
+# --- the command
+
+
+def test_the_command_prints_a_table_a_budget(capsys: pytest.CaptureFixture[str], quick: Results) -> None:
+    assert cli.main(["bench", "--trace", "funnel", "--budgets", "10%,204", "--policies", "full, tova,pyramidkv:4"]) == 0
+    out = capsys.readouterr().out
+    assert "funnel: 16 layers, 1024 positions" in out
+    assert re.search(r"102 positions a layer \(10 %\), 1632 in all, recent window 25", out)
+    assert re.search(r"204 positions a layer \(20 %\), 3264 in all, recent window 32", out)
+    for name in ("full cache", "TOVA", "PyramidKV 4"):
+        assert len(re.findall(rf"^{name}  ", out, re.MULTILINE)) == 2
+    assert max(len(line) for line in out.splitlines()) <= 120
+
+
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--json", "--budgets", "20%", "--policies", "snapkv,pyramidkv:4"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["budgets"] == [{"budget": 115, "recent_window": 28}]
+    assert [r["policy"] for r in document["runs"]] == ["snapkv", "pyramidkv:4"]
+    assert len(document["runs"][1]["per_layer"]) == 30
+    assert document["metadata"]["model"]["licence"] == "Apache-2.0"
+    assert document["machine"]["numpy"] == np.__version__
+
+
+def test_the_command_writes_a_report_and_says_how_to_make_it_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the bench extra")
+    arguments = ["--trace", "funnel", "--budgets", "20%", "--policies", "tova", "--report", str(tmp_path / "page")]
+    assert cli.main(["bench", *arguments]) == 0
+    assert str(tmp_path / "page" / "index.html") in capsys.readouterr().out.replace("\n", "")
+    text = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
+    assert "<code>pb-kvcache bench --trace funnel --budgets 20% --policies tova</code>" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trace", "nothing"], "trace = 'nothing': no such trace; known: smollm2-135m"),
+        (["--trace", "nowhere.npz"], "nowhere.npz"),
+        (["--trace", "junk.npz"], "junk.npz: not a trace file"),
+        (["--policies", "lru"], "no such policy; known: full"),
+        (["--policies", ","], "policies: none given"),
+        (["--budgets", "many"], "budget = 'many'"),
+        (["--jobs", "0"], "jobs = 0"),
+        (["--report", "junk.npz"], "junk.npz"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "--report" in arguments:
+        pytest.importorskip("matplotlib", reason="needs the bench extra")
+    monkeypatch.chdir(tmp_path)
+    Path("junk.npz").write_bytes(b"junk")
+    assert cli.main(["bench", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_report_without_matplotlib_names_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["bench", "--report", str(tmp_path / "r")]) == 2
+    assert "pip install 'pb-kvcache[bench]'" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+# --- what the documentation claims
+
+
+def rows(results: Results) -> list[str]:
+    """Return the lines of a table as the documentation shows it."""
+    lines = []
+    for policy in results.policies:
+        reports = [r for budget in results.budgets for r in results.at(budget) if r.policy == policy]
+        cells = [f"{r.retained_mass:.4f} / {r.worst_layer.retained_mass:.3f} / {r.recall:.4f}" for r in reports]
+        lines.append(f"| {report.label(policy)} | {' | '.join(cells)} |")
+    return lines
+
+
+def test_the_documented_figures_are_what_the_commands_measure(default: Results) -> None:
+    text = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+    shown = [line for line in text.splitlines() if line.count(" / ") >= 8]
+    some = ["tova", "snapkv", "pyramidkv:2", "pyramidkv:4", "pyramidkv:1/4"]
+    wanted = [*rows(default), *rows(bench.run(policies=some, pool_kernel=1)), *rows(bench.run("funnel", policies=some))]
+    assert shown == wanted
+    for sentence in report.findings(default):
+        assert sentence in " ".join(text.split())
