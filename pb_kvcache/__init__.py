@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+try:
+    from ._native import ffi as _ffi
+    from ._native import lib as _lib
+except ModuleNotFoundError as error:  # usually Python found a source tree before the installed package
+    raise ImportError(
+        f"{__file__}: the package beside this file has no compiled module. If this is a source tree, run from another "
+        "folder to use the installed package, or compile it in place: pip install -e ."
+    ) from error
+
 from ._baselines import H2O, TOVA, FullCache, Scissorhands, SlidingWindow, StreamingLLM
 from ._budget import pyramid_budget, pyramid_budgets
 from ._errors import CacheFullError
-from ._native import ffi as _ffi
-from ._native import lib as _lib
 from ._plan import LayerGroup, LayerGroups, LayerPlan, plan
 from ._policy import LayerCache, Policy
 from ._pyramidkv import PyramidKV

@@ -173,7 +173,7 @@ class LayerPlan:
         available = integer("nbytes", nbytes)
         if available < 0:
             raise ValueError(f"nbytes = {available}: must be 0 or more")
-        bits = _position_bits(num_kv_heads, head_dim, dtype)
+        bits = position_bits(num_kv_heads, head_dim, dtype)
         multiple_of = _multiple_of(options.get("multiple_of", 1))
         total = 8 * available // bits // multiple_of * multiple_of
         _refuse_both("nbytes", options)
@@ -283,7 +283,7 @@ class LayerPlan:
         int
             ``2 * total * num_kv_heads * head_dim * bytes of an element``, rounded up to a whole byte.
         """
-        return -(-self.total * _position_bits(num_kv_heads, head_dim, dtype) // 8)
+        return -(-self.total * position_bits(num_kv_heads, head_dim, dtype) // 8)
 
     def groups(self, n: int) -> LayerGroups:
         """Return at most `n` groups of consecutive layers with equal budgets.
@@ -691,7 +691,7 @@ def dtype_bits(dtype: Any) -> int:
     return DTYPE_BITS[name]
 
 
-def _position_bits(num_kv_heads: Any, head_dim: Any, dtype: Any) -> int:
+def position_bits(num_kv_heads: Any, head_dim: Any, dtype: Any) -> int:
     """Return the bits of one position's key and value in one layer."""
     heads = uint32("num_kv_heads", num_kv_heads)
     dim = uint32("head_dim", head_dim)

@@ -303,9 +303,7 @@ def seed_with(
         weights = float32_array("attn", attn, 2)
         rows = len(weights)
         if weights.shape[1] != len(array):
-            raise ValueError(
-                f"attn: has shape {weights.shape}, must be (rows, {len(array)}): one weight a position"
-            )
+            raise ValueError(f"attn: has shape {weights.shape}, must be (rows, {len(array)}): one weight a position")
         buffer = ffi.from_buffer("float[]", weights)
     status = call(ffi.from_buffer("uint32_t[]", array), len(array), buffer, rows)
     if status == _OK:

@@ -294,9 +294,7 @@ class PyramidStack:
             Each layer's dropped positions, uint32, ascending; empty where it had nothing to drop.
         """
         victims = np.empty(lib.pb_kvcache_stack_evict_count(self._stack), np.uint32)
-        self._evict(
-            self._stack, ffi.from_buffer(_UINT32S, victims), len(victims), self._offsets, self._num_layers + 1
-        )
+        self._evict(self._stack, ffi.from_buffer(_UINT32S, victims), len(victims), self._offsets, self._num_layers + 1)
         return self._split(victims)
 
     def evict_count(self) -> int:

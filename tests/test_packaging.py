@@ -87,3 +87,10 @@ def test_wheel_works_where_the_source_is_not(wheel: Path, tmp_path: Path, run: R
     )
     done = run(sys.executable, "-c", script, tmp_path / "site", cwd=tmp_path)
     assert re.fullmatch(r"\d+ passed, 0 failed", done.stdout.splitlines()[-1])
+
+
+def test_a_source_tree_that_is_not_compiled_says_what_to_do(tmp_path: Path, run: Run) -> None:
+    _copy(tmp_path / "source")
+    done = run(sys.executable, "-S", "-c", "import pb_kvcache", status=1, cwd=tmp_path / "source")
+    assert "has no compiled module" in done.stderr
+    assert "pip install -e ." in done.stderr

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from . import bench, budget, record, vectors
+from . import bench, budget, plan, record, vectors
 
 #: Modules with ``register(subparsers)``, which adds a subcommand and sets ``run``: a function from the parsed
 #: arguments to an exit status. In the order of the help text.
-_COMMANDS = (budget, bench, record, vectors)
+_COMMANDS = (budget, bench, plan, record, vectors)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
