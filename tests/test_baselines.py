@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from pb_kvcache import H2O, TOVA, CacheFullError, FullCache, Policy, Scissorhands, SlidingWindow, StreamingLLM
 
+from .conftest import ROOT, Run
 from .reference import Refused
 from .reference_baselines import POLICIES
 
@@ -271,3 +273,68 @@ def test_full_cache_refuses_what_every_policy_refuses():
         with pytest.raises(ValueError, match=message):
             cache.seed(positions, weights)
     assert cache.kept.tolist() == [0, 4]
+
+
+#: A program as it is written for the policy registry: one header per policy, defaults from macros, no statuses.
+REGISTRY_PROGRAM = """
+#include <policybook/kv_cache/h2o.h>
+#include <policybook/kv_cache/kv_cache.h>
+#include <policybook/kv_cache/scissorhands.h>
+#include <policybook/kv_cache/sliding_window.h>
+#include <policybook/kv_cache/streaming_llm.h>
+#include <policybook/kv_cache/tova.h>
+#include <stdio.h>
+
+static void drive(const pb_kvcache_vtable *vtable, const void *params, uint32_t budget)
+{
+    uint32_t victims[64];
+    float attn[64];
+    size_t kept = 1;
+    uint32_t sum = 0;
+    pb_kvcache *policy = vtable->create(params, NULL, NULL);
+    for (uint32_t pos = 1; pos < 40; ++pos) {
+        for (size_t i = 0; i < kept; ++i) {
+            attn[i] = i == 0 ? 0.5f : 0.5f / (float)kept;
+        }
+        vtable->on_decode_step(policy, pos, attn, kept);
+        ++kept;
+        if (kept > budget) {
+            size_t dropped = vtable->evict(policy, budget, victims, 64);
+            kept -= dropped;
+            sum += victims[0];
+        }
+    }
+    vtable->destroy(policy);
+    printf("%zu %u\\n", kept, (unsigned)sum);
+}
+
+int main(void)
+{
+    pb_kvcache_sliding_window_params sliding_window = PB_KVCACHE_SLIDING_WINDOW_PARAMS_DEFAULT;
+    pb_kvcache_streaming_llm_params streaming_llm = PB_KVCACHE_STREAMING_LLM_PARAMS_DEFAULT;
+    pb_kvcache_h2o_params h2o = PB_KVCACHE_H2O_PARAMS_DEFAULT;
+    pb_kvcache_tova_params tova = PB_KVCACHE_TOVA_PARAMS_DEFAULT;
+    pb_kvcache_scissorhands_params scissorhands = PB_KVCACHE_SCISSORHANDS_PARAMS_DEFAULT;
+    sliding_window.budget = streaming_llm.budget = h2o.budget = tova.budget = scissorhands.budget = 8u;
+    h2o.recent_window = scissorhands.recent_window = 2u;
+    drive(&pb_kvcache_sliding_window, &sliding_window, 8u);
+    drive(&pb_kvcache_streaming_llm, &streaming_llm, 8u);
+    drive(&pb_kvcache_h2o, &h2o, 8u);
+    drive(&pb_kvcache_tova, &tova, 8u);
+    drive(&pb_kvcache_scissorhands, &scissorhands, 8u);
+    return 0;
+}
+"""
+
+
+def test_a_program_for_the_registry_compiles_and_links_unchanged(c_build: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "main.c").write_text(REGISTRY_PROGRAM)
+    run(
+        *("cc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc' / 'include'}", tmp_path / "main.c"),
+        *(c_build / "libpb_kvcache.a", "-o", tmp_path / "main"),
+    )
+    # 32 evictions, one by one. The oldest: 0 to 31. With 4 sinks: 4 to 35. By attention, of which position 0 gets most
+    # and the others equally much: the newest that is open, which has the least (H2O, from 6 to 37); of equals the
+    # oldest (TOVA and votes, from 1 to 32).
+    sums = [sum(range(first, first + 32)) for first in (0, 4, 6, 1, 1)]
+    assert run(tmp_path / "main").stdout == "".join(f"8 {number}\n" for number in sums)
