@@ -17,7 +17,7 @@
 #error "pb_kvcache must not be compiled with -ffast-math or -ffinite-math-only"
 #endif
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0
-#error "pb_kvcache needs float and double without excess precision: on 32-bit x86 compile with -msse2 -mfpmath=sse"
+#error "pb_kvcache needs float and double without excess precision: compile with -msse2 -mfpmath=sse (32-bit x86) or -fexcess-precision=fast (gcc on s390x)"
 #endif
 
 /* ---- Kernels: score, pool, choose. Stateless, over arrays; used by the policies and by the prefill selection. ---- */
