@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["findings", "label", "page", "require_matplotlib", "size", "write"]
+__all__ = ["findings", "label", "layers", "page", "require_matplotlib", "size", "write"]
 
 _COLOURS = {
     "full": "#444444",
@@ -196,7 +196,7 @@ def page(results: Results, command: str) -> str:
 
 def _facts(results: Results) -> str:
     """Return where the trace comes from, as rows of a definition list."""
-    facts = [("trace", f"{results.trace}: {results.num_layers} layers, {results.length} positions")]
+    facts = [("trace", f"{results.trace}: {layers(results)}, {results.length} positions")]
     if results.bytes_per_position:
         whole = results.bytes_per_position * results.num_layers * results.length
         facts.append(
@@ -216,6 +216,11 @@ def _facts(results: Results) -> str:
     facts.append(("recent window", f"{windows}; the same for every policy that has one"))
     facts.append(("SnapKV, pyramids", f"obs_window {results.obs_window}, pool_kernel {results.pool_kernel}"))
     return "\n".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in facts)
+
+
+def layers(results: Results) -> str:
+    """Return how many layers there are, in words."""
+    return f"{results.num_layers} layer{'s' if results.num_layers != 1 else ''}"
 
 
 def size(count: float) -> str:
@@ -390,6 +395,8 @@ def _budgets(results: Results) -> Figure:
 
 
 def _residency(results: Results) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
     figure, (whole, end) = _new(9.5, 4.4, 2, width_ratios=(2, 1))
     budget = results.budgets[len(results.budgets) // 2]
     steps = np.repeat(np.arange(1, results.length), 2)
@@ -412,9 +419,10 @@ def _residency(results: Results) -> Figure:
     end.axhline(total, color="#999999", linewidth=0.8)
     end.annotate("the total", (1, total), xycoords=("axes fraction", "data"), ha="right", va="top", color="#666666")
     end.set_ylim(total - 0.5 * results.num_layers, total + 1.5 * results.num_layers)
-    _plain(whole, "step", f"positions held, {results.num_layers} layers, {budget} each on average")
+    _plain(whole, "step", f"positions held, {layers(results)}, {budget} each on average")
     _plain(end, "step", "")
     end.set_title("the last steps", fontsize=10, loc="left")
+    end.yaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(figure, whole)
     return figure
 
@@ -430,7 +438,8 @@ def _figure(title: str, caption: str, figure: Figure) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
     return (
-        f'<figure><h2>{html.escape(title)}</h2><img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}">'
+        f"<figure><h2>{html.escape(title)}</h2><div class=wide>"
+        f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}"></div>'
         f"<figcaption>{html.escape(caption)}</figcaption></figure>"
     )
 
@@ -450,9 +459,10 @@ h2 {{ font-size: 1.15rem; margin: 0 0 .5rem; }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .93rem; margin: 0; }}
 dt {{ color: #666; }} dd {{ margin: 0; }}
 section, figure {{ margin: 2.2rem 0; padding: 0; }}
-img {{ width: 100%; height: auto; }}
+img {{ width: 100%; min-width: 44rem; height: auto; }}
 figcaption, .note {{ color: #555; font-size: .9rem; max-width: 52rem; }}
-.wide {{ overflow-x: auto; margin: 1rem 0 1.8rem; }}
+.wide {{ overflow-x: auto; }}
+table {{ margin: 1rem 0 1.8rem; }}
 table {{ border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; width: 100%; }}
 caption {{ text-align: left; font-weight: 600; padding: .3rem 0; }}
 th, td {{ text-align: right; padding: .28rem .55rem; border-bottom: 1px solid #e6e6e6; white-space: nowrap; }}

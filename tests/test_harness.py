@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -182,6 +183,17 @@ def test_a_ratio_of_one_is_snapkv() -> None:
     trace = workloads.funnel(4, 300)
     uniform = replay(trace, lambda layer: SnapKV(40, 8), 40)
     assert replay(trace, lambda layer: PyramidKV(40, layer, 4, 1, 8), 40).per_layer == tuple(uniform.per_layer)
+
+
+def test_a_replay_holds_no_square_matrix() -> None:
+    trace = workloads.funnel(16, 1024)
+    tracemalloc.start()
+    try:
+        replay(trace, lambda layer: SnapKV(102, 25), 102)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 16 * 1024 * 1024 * 8 / 16  # a sixteenth of the attention in double
 
 
 # --- stacks

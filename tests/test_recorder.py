@@ -160,6 +160,33 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
         recorder.load_model(junk)
 
 
+def test_a_folder_is_recorded_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = small_model("llama")
+    import tokenizers
+    import transformers
+
+    words = [f"w{i}" for i in range(60)]
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(dict(zip(words, range(60), strict=True)), unk_token="w0"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain).save_pretrained(tmp_path / "tiny")
+    model.save_pretrained(tmp_path / "tiny")
+    text, output = tmp_path / "text.txt", tmp_path / "tiny.npz"
+    text.write_text(" ".join(words[i] for i in IDS), encoding="utf-8")
+    sources = ["--text-licence", "none", "--model-licence", "MIT", "--kv-dtype", "bfloat16", "--name", "mine"]
+    arguments = ["record", "--model", str(tmp_path / "tiny"), "--text", str(text), "-o", str(output), *sources]
+    assert cli.main([*arguments, "--tokens", "41"]) == 2
+    assert "tokens = 41: the text has only 40" in capsys.readouterr().err
+    assert not output.exists()
+    assert cli.main([*arguments, "--tokens", "30"]) == 0
+    trace, wanted = workloads.load(output), recorder.record_ids(model, IDS[:30])
+    assert (trace.name, trace.metadata["token_ids"]) == ("mine", IDS[:30])
+    assert trace.metadata["model"] == {"name": "tiny", "type": "llama", "licence": "MIT"}
+    assert trace.metadata["text"].items() >= {"source": "text.txt", "licence": "none"}.items()
+    assert (trace.metadata["kv_dtype"], trace.bytes_per_position) == ("bfloat16", 2 * 2 * 8 * 2)
+    for step in range(1, 30):
+        np.testing.assert_allclose(trace.rows(step), wanted.rows(step), atol=1e-3)
+
+
 # --- the real one
 
 

@@ -126,7 +126,7 @@ def show(results: bench.Results) -> None:
     if not console.is_terminal:
         console = Console(width=120)  # what is piped into a file should not be cut to 80 columns
     console.print(
-        f"{results.trace}: {results.num_layers} layers, {results.length} positions; SnapKV and pyramids: "
+        f"{results.trace}: {report.layers(results)}, {results.length} positions; SnapKV and pyramids: "
         f"obs_window {results.obs_window}, pool_kernel {results.pool_kernel}",
         highlight=False,
     )
