@@ -4,8 +4,8 @@
  * Everything is counted in multiples of `multiple_of` ("blocks"). A finite double is an integer times a power of two,
  * so on a common power all weights are integers W, and with R blocks for layers whose weights sum to S the target of
  * one of them is the fraction R*W / S: its floor and remainder come from one division of integers, and remainders of
- * different layers compare as integers. Weights may be 2^2000 apart, so the integers are as wide as they have to be;
- * for a pyramid of whole ratio over 128 layers they fit 64 bits and cost one division each.
+ * different layers compare as integers. Weights may be 2^2000 apart, so the integers are as wide as they have to be.
+ * Doubles are only used where their error is bounded and too small to change the answer.
  */
 #include <string.h>
 
@@ -202,40 +202,70 @@ static inline uint64_t divide(big *x, const divisor *d)
 
 /* ---- Numbers of 128 significant bits, for geometric weights ---- */
 
-/* mantissa / 2^127 * 2^exponent; the mantissa's highest bit is set. mantissa[0] is the lowest limb. */
+/* (high + low / 2^64) / 2^63 * 2^exponent; the highest bit of `high` is set. */
 typedef struct real {
-    uint32_t mantissa[4];
+    uint64_t high;
+    uint64_t low;
     int32_t exponent;
 } real;
 
-/* The 256 bits of x * y. */
-static inline void product_256(const uint32_t *x, const uint32_t *y, uint32_t *out)
+/* The 128 bits of x * y. With the compiler's 128-bit integers 128 geometric layers take 4.0 us, without them 5.6 us. */
+static inline uint64_t product_128(uint64_t x, uint64_t y, uint64_t *high)
 {
-    memset(out, 0, 8 * sizeof *out);
-    for (int i = 0; i < 4; ++i) {
-        uint64_t carry = 0;
-        for (int j = 0; j < 4; ++j) {
-            carry += (uint64_t)x[i] * y[j] + out[i + j];
-            out[i + j] = (uint32_t)carry;
-            carry >>= 32;
-        }
-        out[i + 4] = (uint32_t)carry;
-    }
+#ifdef __SIZEOF_INT128__
+    __extension__ typedef unsigned __int128 uint128;
+    const uint128 product = (uint128)x * y;
+    *high = (uint64_t)(product >> 64);
+    return (uint64_t)product;
+#else
+    const uint64_t x0 = x & UINT32_MAX;
+    const uint64_t x1 = x >> 32;
+    const uint64_t y0 = y & UINT32_MAX;
+    const uint64_t y1 = y >> 32;
+    const uint64_t low = x0 * y0;
+    const uint64_t middle = x1 * y0 + (low >> 32);
+    const uint64_t other = x0 * y1 + (middle & UINT32_MAX);
+    *high = x1 * y1 + (middle >> 32) + (other >> 32);
+    return (other << 32) | (low & UINT32_MAX);
+#endif
+}
+
+/* The upper 192 of the 256 bits of x * y: top[0] is the highest. */
+static inline void product_192(uint64_t x_high, uint64_t x_low, uint64_t y_high, uint64_t y_low, uint64_t *top)
+{
+    uint64_t a;
+    uint64_t b;
+    uint64_t c;
+    uint64_t d;
+    (void)product_128(x_low, y_low, &a);
+    const uint64_t one = product_128(x_high, y_low, &b);
+    const uint64_t other = product_128(x_low, y_high, &c);
+    const uint64_t upper = product_128(x_high, y_high, &d);
+    top[2] = a + one;
+    uint64_t carry = top[2] < one;
+    top[2] += other;
+    carry += top[2] < other;
+    top[1] = upper + carry;
+    top[0] = d + (top[1] < carry);
+    top[1] += b;
+    top[0] += top[1] < b;
+    top[1] += c;
+    top[0] += top[1] < c;
 }
 
 /* x *= y, cut to 128 bits: at most 2^-127 too small, relatively. */
 static inline void real_multiply(real *x, const real *y)
 {
-    uint32_t product[8];
-    product_256(x->mantissa, y->mantissa, product);
+    uint64_t top[3];
+    product_192(x->high, x->low, y->high, y->low, top);
     x->exponent += y->exponent;
-    if (product[7] >> 31) {
+    if (top[0] >> 63) {
         ++x->exponent;
-        memcpy(x->mantissa, product + 4, sizeof x->mantissa);
+        x->high = top[0];
+        x->low = top[1];
     } else {
-        for (int i = 0; i < 4; ++i) {
-            x->mantissa[i] = (product[i + 4] << 1) | (product[i + 3] >> 31);
-        }
+        x->high = (top[0] << 1) | (top[1] >> 63);
+        x->low = (top[1] << 1) | (top[2] >> 63);
     }
 }
 
@@ -270,15 +300,26 @@ static void real_set(real *out, double value)
         m <<= 1;
         --e;
     }
-    out->mantissa[0] = 0;
-    out->mantissa[1] = 0;
-    out->mantissa[2] = (uint32_t)m;
-    out->mantissa[3] = (uint32_t)(m >> 32);
+    out->high = m;
+    out->low = 0;
     out->exponent = e;
 }
 
+/* (carry + high / 2^64 + low / 2^128) / n in place, without its whole part; carry < n. */
+static void fraction_divide(uint64_t carry, uint64_t *high, uint64_t *low, uint32_t n)
+{
+    uint64_t *const words[2] = {high, low};
+    for (int i = 0; i < 2; ++i) {
+        const uint64_t upper = (carry << 32) | (*words[i] >> 32);
+        const uint64_t lower = ((upper % n) << 32) | (*words[i] & UINT32_MAX);
+        *words[i] = ((upper / n) << 32) | (lower / n);
+        carry = lower % n;
+    }
+}
+
 /* ln 2, its first 128 fractional bits */
-static const uint32_t LN2[4] = {0x03f2f6afu, 0xc9e3b398u, 0xd1cf79abu, 0xb17217f7u};
+#define LN2_HIGH 0xb17217f7d1cf79abu
+#define LN2_LOW 0xc9e3b39803f2f6afu
 
 /*
  * out = value^(-1/n), to about 2^-120: the binary logarithm by repeated squaring, divided by -n, and the exponential by
@@ -287,26 +328,22 @@ static const uint32_t LN2[4] = {0x03f2f6afu, 0xc9e3b398u, 0xd1cf79abu, 0xb17217f
 static void real_root(real *out, double value, uint32_t n)
 {
     real power;
+    uint64_t fraction[2] = {0, 0}; /* the higher bits first */
     real_set(&power, value);
     int64_t whole = power.exponent;
-    uint32_t fraction[4] = {0, 0, 0, 0};
     power.exponent = 0;
-    for (int bit = 127; bit >= 0; --bit) {
+    for (int bit = 0; bit < 128; ++bit) {
         const real same = power;
         real_multiply(&power, &same);
         if (power.exponent != 0) { /* the square is 2 or more */
             power.exponent = 0;
-            fraction[bit / 32] |= (uint32_t)1 << (bit % 32);
+            fraction[bit / 64] |= (uint64_t)1 << (63 - bit % 64);
         }
     }
     /* log2(value) = whole + fraction; change the sign */
-    uint64_t carry = 1;
-    for (int i = 0; i < 4; ++i) {
-        carry += (uint32_t)~fraction[i];
-        fraction[i] = (uint32_t)carry;
-        carry >>= 32;
-    }
-    whole = -whole - 1 + (int64_t)carry;
+    fraction[1] = ~fraction[1] + 1;
+    fraction[0] = ~fraction[0] + (fraction[1] == 0);
+    whole = -whole - ((fraction[0] | fraction[1]) != 0);
     /* divide by n, rounding down */
     int64_t quotient = whole / n;
     int64_t rest = whole % n;
@@ -314,39 +351,23 @@ static void real_root(real *out, double value, uint32_t n)
         --quotient;
         rest += n;
     }
-    uint64_t remainder = (uint64_t)rest;
-    for (int i = 3; i >= 0; --i) {
-        remainder = (remainder << 32) | fraction[i];
-        fraction[i] = (uint32_t)(remainder / n);
-        remainder %= n;
-    }
+    fraction_divide((uint64_t)rest, &fraction[0], &fraction[1], n);
     /* 2^fraction = 1 + x + x^2/2! + ..., x = fraction * ln 2 */
-    uint32_t product[8];
-    uint32_t term[4];
-    uint32_t sum[4];
-    uint32_t x[4];
-    product_256(fraction, LN2, product);
-    memcpy(x, product + 4, sizeof x);
-    memcpy(term, x, sizeof term);
-    memcpy(sum, x, sizeof sum);
-    for (uint32_t k = 2; (term[0] | term[1] | term[2] | term[3]) != 0; ++k) {
-        product_256(term, x, product);
-        remainder = 0;
-        for (int i = 3; i >= 0; --i) {
-            remainder = (remainder << 32) | product[i + 4];
-            term[i] = (uint32_t)(remainder / k);
-            remainder %= k;
-        }
-        carry = 0;
-        for (int i = 0; i < 4; ++i) {
-            carry += (uint64_t)sum[i] + term[i];
-            sum[i] = (uint32_t)carry;
-            carry >>= 32;
-        }
+    uint64_t x[3];
+    uint64_t term[3];
+    product_192(fraction[0], fraction[1], LN2_HIGH, LN2_LOW, x);
+    uint64_t high = x[0];
+    uint64_t low = x[1];
+    term[0] = x[0];
+    term[1] = x[1];
+    for (uint32_t k = 2; (term[0] | term[1]) != 0; ++k) {
+        product_192(term[0], term[1], x[0], x[1], term);
+        fraction_divide(0, &term[0], &term[1], k);
+        low += term[1];
+        high += term[0] + (low < term[1]);
     }
-    for (int i = 0; i < 4; ++i) {
-        out->mantissa[i] = (sum[i] >> 1) | ((i < 3 ? sum[i + 1] : 1u) << 31);
-    }
+    out->high = ((uint64_t)1 << 63) | (high >> 1);
+    out->low = (high << 63) | (low >> 1);
     out->exponent = (int32_t)quotient;
 }
 
@@ -426,8 +447,7 @@ static inline void weights_next(weights *w, size_t layer)
         } else {
             real_multiply(&w->running, &w->factor);
         }
-        const uint64_t top = ((uint64_t)w->running.mantissa[3] << 32) | w->running.mantissa[2];
-        const uint64_t rounded = (top >> 11) + ((top >> 10) & 1u); /* 53 bits, or 2^53 */
+        const uint64_t rounded = (w->running.high >> 11) + ((w->running.high >> 10) & 1u); /* 53 bits, or 2^53 */
         set(&w->value, rounded, (uint32_t)(w->running.exponent - 52 - w->grid));
         break;
     }
@@ -519,9 +539,10 @@ static pb_kvcache_status check(const pb_kvcache_plan_params *p, const uint32_t *
 
 /*
  * What `budgets` holds for a layer while the plan is made. Below MARK: the layer's target lies between its bounds, and
- * this is the current digit of its fraction, in base 2^31.
+ * this is the current digit of its fraction, in base MARK = 2^20: two layers rarely share one, and quotient and digit
+ * together fit a double.
  */
-#define DIGIT_BITS 31
+#define DIGIT_BITS 20
 #define MARK ((uint32_t)1 << DIGIT_BITS)
 #define AT_MINIMUM (MARK + 0u)    /* decided: the target is the minimum */
 #define AT_MAXIMUM (MARK + 1u)    /* decided: the target is the maximum */
@@ -541,6 +562,53 @@ static inline uint32_t next_digit(big *rest, const divisor *d)
     const uint32_t digit = (uint32_t)divide(&shifted, d);
     copy(rest, &shifted);
     return digit;
+}
+
+/* R blocks over weights that sum to S. */
+typedef struct level {
+    uint64_t available; /* R */
+    divisor sum;        /* S */
+    double ratio;       /* R / S, in the units of `estimate`; 0 where doubles are not enough */
+} level;
+
+static void level_prepare(level *at)
+{
+    prepare(&at->sum);
+    at->ratio = at->available < (uint64_t)1 << 30 ? (double)at->available * at->sum.inverse : 0.0;
+}
+
+/* The exact target R*w/S of a weight: the floor, and the remainder in *rest. */
+static uint64_t target(const level *at, const big *weight, big *rest)
+{
+    multiply(rest, weight, at->available);
+    return divide(rest, &at->sum);
+}
+
+/*
+ * The target's floor and the first digit of its fraction; true where they are the whole target.
+ *
+ * Doubles give both in most cases, and know when they do. All that is rounded on the way to `scaled` are fewer than ten
+ * operations, 2^-49 together, and the limbs that `estimate` leaves out, R * 2^-64; with scaled < 2^38 and R < 2^30 it is
+ * wrong by less than 2^-10. Further than that from a whole number its floor is right; else the integers decide. It
+ * makes 128 layers of measured weights take 3.1 us instead of 6.4.
+ */
+static inline bool first_digit(const level *at, const big *weight, uint64_t *quotient, uint32_t *digit)
+{
+    const double scaled = estimate(weight, at->sum.from) * at->ratio * (double)MARK;
+    if (scaled < 274877906944.0) {
+        const uint64_t whole = (uint64_t)scaled;
+        const double fraction = scaled - (double)whole;
+        if (fraction > 0x1p-10 && fraction < 1.0 - 0x1p-10) {
+            *quotient = whole >> DIGIT_BITS;
+            *digit = (uint32_t)whole & (MARK - 1);
+            return false;
+        }
+    }
+    big rest;
+    *quotient = target(at, weight, &rest);
+    const bool whole = rest.n == 0;
+    *digit = *quotient < FAR ? next_digit(&rest, &at->sum) : 0;
+    return whole;
 }
 
 /*
@@ -565,6 +633,47 @@ static uint32_t threshold(const uint32_t *digits, size_t num_layers, size_t coun
     return digit;
 }
 
+/*
+ * The undecided layers have `digits` digits in common, and `count` of them, not all, are to be rounded up. Where their
+ * fractions are equal the lower ones are; else give each its next digit. Returns how many are still to be rounded up.
+ */
+static size_t decide_ties(weights *w, const level *at, size_t digits, uint32_t *budgets, size_t num_layers,
+                          size_t count)
+{
+    big first;
+    big rest;
+    bool any = false;
+    bool equal = true;
+    first.n = 0;
+    for (size_t layer = 0; layer < num_layers && equal; ++layer) {
+        weights_next(w, layer);
+        if (budgets[layer] < MARK) {
+            (void)target(at, &w->value, &rest);
+            equal = !any || compare(&first, &rest) == 0;
+            copy(&first, &rest);
+            any = true;
+        }
+    }
+    for (size_t layer = 0; layer < num_layers; ++layer) {
+        if (equal) {
+            if (budgets[layer] < MARK && count > 0) {
+                budgets[layer] = ROUND_UP;
+                --count;
+            }
+            continue;
+        }
+        weights_next(w, layer);
+        if (budgets[layer] < MARK) {
+            (void)target(at, &w->value, &rest);
+            for (size_t i = 0; i < digits; ++i) {
+                (void)next_digit(&rest, &at->sum);
+            }
+            budgets[layer] = next_digit(&rest, &at->sum);
+        }
+    }
+    return count;
+}
+
 pb_kvcache_status pb_kvcache_plan(const pb_kvcache_plan_params *params, uint32_t *budgets, size_t num_layers)
 {
     uint64_t sum_high;
@@ -584,15 +693,16 @@ pb_kvcache_status pb_kvcache_plan(const pb_kvcache_plan_params *params, uint32_t
     }
 
     weights w;
-    divisor sum; /* S: of the weights of the layers that are not at a bound */
+    level at; /* of the layers that are not at a bound */
     weights_start(&w, params, num_layers);
-    sum.value.n = 0;
+    at.available = total;
+    at.sum.value.n = 0;
     for (size_t layer = 0; layer < num_layers; ++layer) {
         weights_next(&w, layer);
-        add(&sum.value, &w.value);
+        add(&at.sum.value, &w.value);
         budgets[layer] = 0;
     }
-    prepare(&sum);
+    level_prepare(&at);
 
     /*
      * Water-filling. With lambda = R/S for the layers not yet at a bound, let D be what those below their minimum lack
@@ -605,14 +715,12 @@ pb_kvcache_status pb_kvcache_plan(const pb_kvcache_plan_params *params, uint32_t
      * starts below 2^64 * S, and is never below 1/S, so there are at most 33 + log2 S such rounds, and as many at the
      * other side. In practice there are two to five in all.
      */
-    uint64_t available = total; /* R */
     uint64_t floors;
     for (;;) {
         uint64_t minimums = 0;
         uint64_t maximums = 0;
         big below;
         big above;
-        big rest;
         bool settled = true;
         below.n = 0;
         above.n = 0;
@@ -624,23 +732,22 @@ pb_kvcache_status pb_kvcache_plan(const pb_kvcache_plan_params *params, uint32_t
                 floors += budgets[layer] == AT_MINIMUM ? low : high;
                 continue;
             }
-            multiply(&rest, &w.value, available);
-            const uint64_t quotient = divide(&rest, &sum);
+            uint64_t quotient;
+            uint32_t digit;
+            const bool whole = first_digit(&at, &w.value, &quotient, &digit);
             if (quotient < low) {
                 budgets[layer] = BELOW_MINIMUM;
                 minimums += low;
                 add(&below, &w.value);
                 settled = false;
-            } else if (quotient > high || (quotient == high && rest.n != 0)) {
+            } else if (quotient > high || (quotient == high && !whole)) {
                 budgets[layer] = ABOVE_MAXIMUM;
                 maximums += high;
                 add(&above, &w.value);
                 settled = false;
-            } else if (settled) {
-                floors += quotient;
-                budgets[layer] = next_digit(&rest, &sum);
             } else {
-                budgets[layer] = 0;
+                floors += quotient;
+                budgets[layer] = digit;
             }
         }
         if (settled) {
@@ -651,8 +758,8 @@ pb_kvcache_status pb_kvcache_plan(const pb_kvcache_plan_params *params, uint32_t
         big held;
         copy(&have, &below);
         add(&have, &above);
-        multiply(&held, &have, available);
-        multiply(&have, &sum.value, minimums + maximums);
+        multiply(&held, &have, at.available);
+        multiply(&have, &at.sum.value, minimums + maximums);
         const int sign = compare(&have, &held);
         for (size_t layer = 0; layer < num_layers; ++layer) {
             if (budgets[layer] == BELOW_MINIMUM) {
@@ -662,13 +769,13 @@ pb_kvcache_status pb_kvcache_plan(const pb_kvcache_plan_params *params, uint32_t
             }
         }
         if (sign > 0) {
-            available -= minimums;
-            subtract(&sum.value, &below);
-            prepare(&sum);
+            at.available -= minimums;
+            subtract(&at.sum.value, &below);
+            level_prepare(&at);
         } else if (sign < 0) {
-            available -= maximums;
-            subtract(&sum.value, &above);
-            prepare(&sum);
+            at.available -= maximums;
+            subtract(&at.sum.value, &above);
+            level_prepare(&at);
         } /* else: the same lambda once more, now without layers beyond a bound */
     }
 
@@ -677,50 +784,20 @@ pb_kvcache_status pb_kvcache_plan(const pb_kvcache_plan_params *params, uint32_t
      * fractions at a time; only where several layers share the digit that decides are their next ones worked out.
      */
     size_t count = (size_t)(total - floors);
-    size_t digits = 1;
-    while (count > 0) {
+    for (size_t digits = 1; count > 0; ++digits) {
         size_t reached;
         const uint32_t digit = threshold(budgets, num_layers, count, &reached);
         const bool exact = reached == count;
-        size_t tied = 0;
-        big first;
-        big rest;
-        bool equal = true;
-        first.n = 0;
         for (size_t layer = 0; layer < num_layers; ++layer) {
-            if (!exact) {
-                weights_next(&w, layer);
-            }
-            if (budgets[layer] >= MARK) {
-                continue;
-            }
-            if (budgets[layer] > digit || (exact && budgets[layer] == digit)) {
+            if (budgets[layer] < MARK && (budgets[layer] > digit || (exact && budgets[layer] == digit))) {
                 budgets[layer] = ROUND_UP;
                 --count;
             } else if (budgets[layer] < digit) {
                 budgets[layer] = ROUND_DOWN;
-            } else {
-                multiply(&rest, &w.value, available);
-                (void)divide(&rest, &sum);
-                for (size_t i = 0; i < digits; ++i) {
-                    (void)next_digit(&rest, &sum);
-                }
-                if (tied++ == 0) {
-                    copy(&first, &rest);
-                } else {
-                    equal = equal && compare(&first, &rest) == 0;
-                }
-                budgets[layer] = next_digit(&rest, &sum);
             }
         }
-        ++digits;
-        if (equal) { /* what is left of the fractions is the same: the lower layers first */
-            for (size_t layer = 0; layer < num_layers && count > 0; ++layer) {
-                if (budgets[layer] < MARK) {
-                    budgets[layer] = ROUND_UP;
-                    --count;
-                }
-            }
+        if (count > 0) {
+            count = decide_ties(&w, &at, digits, budgets, num_layers, count);
         }
     }
 
@@ -733,9 +810,10 @@ pb_kvcache_status pb_kvcache_plan(const pb_kvcache_plan_params *params, uint32_t
         } else if (budgets[layer] == AT_MAXIMUM) {
             blocks = high;
         } else {
-            big rest;
-            multiply(&rest, &w.value, available);
-            blocks = (uint32_t)divide(&rest, &sum) + (budgets[layer] == ROUND_UP);
+            uint64_t quotient;
+            uint32_t digit;
+            (void)first_digit(&at, &w.value, &quotient, &digit);
+            blocks = (uint32_t)quotient + (budgets[layer] == ROUND_UP);
         }
         budgets[layer] = blocks * params->multiple_of;
     }
