@@ -65,6 +65,115 @@ static uint32_t first_highest(const float *scores, size_t n)
 #define FIRST first_highest
 #include "choose_body.h"
 
+/* Signed keys in the order of the scores, for vectors to compare, and back. */
+static int32_t key_of(float score)
+{
+    uint32_t bits;
+    score += 0.0f;
+    memcpy(&bits, &score, sizeof bits);
+    return (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu));
+}
+
+static float score_of(int32_t key)
+{
+    const uint32_t bits = (uint32_t)key ^ ((0u - ((uint32_t)key >> 31)) & 0x7FFFFFFFu);
+    float score;
+    memcpy(&score, &bits, sizeof score);
+    return score;
+}
+
+/* The rank-th highest of n keys, rank from 1, known to be in least .. most: the largest key that as many reach. */
+static int32_t nth_highest(const pb_kvcache_priv_lanes *lanes, const int32_t *keys, size_t n, size_t rank,
+                           int32_t least, int32_t most)
+{
+    while (least < most) {
+        const uint32_t distance = (uint32_t)most - (uint32_t)least;
+        const int32_t middle = (int32_t)((uint32_t)least + distance / 2 + 1);
+        if (n - lanes->below(keys, n, middle) >= rank) {
+            least = middle;
+        } else {
+            most = middle - 1;
+        }
+    }
+    return least;
+}
+
+/* Two keys that the key of some rank in all scores is almost surely between, from n of them among which it has about
+ * this rank: three standard deviations to either side. A bound that the sample does not reach stays as it was. */
+static void bracket(const pb_kvcache_priv_lanes *lanes, const int32_t *keys, size_t n, size_t rank, int32_t *low,
+                    int32_t *high)
+{
+    const size_t variance = rank * (n - rank) / n;
+    size_t margin = 2;
+    while (margin * margin < 9 * variance) {
+        ++margin;
+    }
+    if (rank > margin) {
+        *high = nth_highest(lanes, keys, n, rank - margin, *low, *high);
+    }
+    if (rank + margin <= n) {
+        *low = nth_highest(lanes, keys, n, rank + margin, *low, *high);
+    }
+}
+
+/*
+ * A choice in two passes over the scores. Some scores, evenly spaced, tell two values that the threshold is almost
+ * surely between. The first pass counts what is beyond them, which proves it, and collects what is between, a few per
+ * cent, where the threshold is found; where it is too much for the buffer, what was collected is the next sample. The
+ * second pass writes the indices. Where the guess was wrong the histograms decide: the same answer, later.
+ * Microseconds for 2,048 of 32,768 scores, Zen 5: 9 with AVX-512, 50 without, 100 by histograms.
+ */
+#define SAMPLE 512u
+#define BETWEEN 4096u    /* 16 KB of stack */
+#define WORTHWHILE 4096u /* scores; below, the histograms are as fast */
+#define ROUNDS 4
+
+void pb_kvcache_priv_choose_highest_of_numbers(const float *scores, size_t n, size_t count, uint32_t *chosen)
+{
+    const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_best();
+    int32_t keys[BETWEEN + 16];
+    if (n < WORTHWHILE || count <= 1 || count == n) {
+        pb_kvcache_priv_choose_highest(scores, n, count, chosen);
+        return;
+    }
+    for (size_t i = 0; i < SAMPLE; ++i) {
+        keys[i] = key_of(scores[i * (n / SAMPLE)]);
+    }
+    size_t known = SAMPLE;
+    size_t rank = (size_t)((uint64_t)count * SAMPLE / n);
+    int32_t low = ~0x7F800000; /* -inf */
+    int32_t high = 0x7F800000;
+    for (int round = 0; round < ROUNDS; ++round) {
+        size_t from_high;
+        bracket(lanes, keys, known, rank, &low, &high);
+        const size_t found = lanes->between(scores, n, score_of(low), score_of(high), &from_high, keys, BETWEEN + 16);
+        if (count <= from_high) { /* does the threshold lie at the upper bound? */
+            const size_t above = lanes->reaching(scores, n, score_of(high + 1));
+            if (count <= above) {
+                break;
+            }
+            lanes->above(scores, n, score_of(high), count - above, count, chosen);
+            return;
+        }
+        if (count > from_high + found) { /* or at the lower? */
+            if (count > lanes->reaching(scores, n, score_of(low))) {
+                break;
+            }
+            lanes->above(scores, n, score_of(low), count - from_high - found, count, chosen);
+            return;
+        }
+        if (found <= BETWEEN) {
+            const int32_t key = nth_highest(lanes, keys, found, count - from_high, low + 1, high - 1);
+            const size_t above = from_high + found - lanes->below(keys, found, key + 1);
+            lanes->above(scores, n, score_of(key), count - above, count, chosen);
+            return;
+        }
+        known = BETWEEN;
+        rank = (size_t)((uint64_t)(count - from_high) * BETWEEN / found);
+    }
+    pb_kvcache_priv_choose_highest(scores, n, count, chosen);
+}
+
 pb_kvcache_status pb_kvcache_select_top(const float *scores, size_t stride, size_t num_heads, size_t n,
                                         const uint32_t *counts, pb_kvcache_nan nan, uint32_t *indices,
                                         size_t indices_stride, size_t capacity)
@@ -97,8 +206,15 @@ pb_kvcache_status pb_kvcache_select_top(const float *scores, size_t stride, size
         || pb_kvcache_priv_overlap(counts, num_heads * sizeof *counts, indices, output_bytes)) {
         return PB_KVCACHE_ERROR_OVERLAP;
     }
+    const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_best();
     for (size_t head = 0; head < num_heads; ++head) {
-        pb_kvcache_priv_choose_highest(scores + head * stride, n, counts[head], indices + head * indices_stride);
+        const float *row = scores + head * stride;
+        uint32_t *chosen = indices + head * indices_stride;
+        if (nan == PB_KVCACHE_NAN_REFUSE || lanes->finite(row, n)) {
+            pb_kvcache_priv_choose_highest_of_numbers(row, n, counts[head], chosen);
+        } else {
+            pb_kvcache_priv_choose_highest(row, n, counts[head], chosen);
+        }
     }
     return PB_KVCACHE_OK;
 }

@@ -45,8 +45,11 @@ void pb_kvcache_priv_choose_lowest(const double *scores, size_t n, size_t count,
 /* true where every weight is finite and >= 0 (-0.0 is). */
 bool pb_kvcache_priv_weights_ok(const float *weights, size_t n);
 
-/* Indices of the `count` highest of n scores, as above; what is not finite ranks below everything else. */
+/* Indices of the `count` highest of n < 2^32 scores, as above; what is not finite ranks below everything else. */
 void pb_kvcache_priv_choose_highest(const float *scores, size_t n, size_t count, uint32_t *chosen);
+
+/* The same, for scores of which none is NaN or +inf. */
+void pb_kvcache_priv_choose_highest_of_numbers(const float *scores, size_t n, size_t count, uint32_t *chosen);
 
 /* One row of pb_kvcache_pool_scores; NaN and infinities count as -inf. `workspace`: doubles, see below. */
 void pb_kvcache_priv_pool(const float *scores, size_t n, pb_kvcache_pooling pooling, size_t kernel, double *workspace,
@@ -61,12 +64,24 @@ pb_kvcache_status pb_kvcache_priv_pool_doubles(size_t n, pb_kvcache_pooling pool
 /* The inner loops, by pb_kvcache_dtype, as one instruction set's copies. See lanes_body.h. Every copy gives the same
  * bits. */
 typedef struct pb_kvcache_priv_lanes {
-    uint32_t (*top[3])(const void *row, size_t n, float *top);
+    bool (*top[3])(const void *row, size_t n, float *top);
     double (*exps[3])(const void *row, size_t n, float scale, float top, float *e);
     uint32_t (*sums[3])(const void *rows, ptrdiff_t stride, size_t num_rows, size_t n, float *sums);
     void (*convert[3])(const void *row, size_t n, float *floats);
     void (*add_scaled)(const float *e, size_t n, float factor, float *sums);
+    bool (*finite)(const float *x, size_t n);
+    size_t (*below)(const int32_t *keys, size_t n, int32_t pivot); /* how many of fewer than 2^32 */
+    /* The rest is over n < 2^32 scores of which none is NaN. How many are >= threshold? */
+    size_t (*reaching)(const float *x, size_t n, float threshold);
+    /* How many are strictly between low < high, and their keys: all, or as many of the first as `capacity` - 16.
+     * Keys are integers that order as the scores do. Also how many are >= high. */
+    size_t (*between)(const float *x, size_t n, float low, float high, size_t *from_high, int32_t *keys,
+                      size_t capacity);
+    /* Indices of what exceeds the threshold and of the first `ties` that equal it, `count` in all, ascending. */
+    void (*above)(const float *x, size_t n, float threshold, size_t ties, size_t count, uint32_t *chosen);
 } pb_kvcache_priv_lanes;
+
+#define PB_KVCACHE_PRIV_LEVELS 3u
 
 /* Level 0 is portable C, higher ones need more; NULL where the level does not exist or this processor lacks it. */
 const pb_kvcache_priv_lanes *pb_kvcache_priv_lanes_at(unsigned level);

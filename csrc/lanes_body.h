@@ -3,38 +3,23 @@
  * once for each of them and says there what the macros mean.
  */
 
-/* The largest element that is not NaN or +inf, -inf where there is none. Returns SEEN_BAD where one was passed over. */
-TARGET static uint32_t NAME(top)(const void *row, size_t n, float *top)
+/*
+ * The largest of n > 0 elements, provided that none is NaN: what is returned tells. By keys, integers in the order of
+ * the floats, because compilers turn integer maxima into vectors and float ones not: +inf and a positive NaN are above
+ * every other, a negative NaN is below.
+ */
+TARGET static bool NAME(top)(const void *row, size_t n, float *top)
 {
     const ELEMENT *x = row;
-    float lanes[LANES];
-    uint32_t bad[LANES] = {0};
-    for (size_t lane = 0; lane < LANES; ++lane) {
-        lanes[lane] = -INFINITE;
+    int32_t most = INT32_MIN;
+    int32_t least = INT32_MAX;
+    for (size_t i = 0; i < n; ++i) {
+        const int32_t key = key_of(bits_of(TO_FLOAT(x[i])));
+        most = key > most ? key : most;
+        least = key < least ? key : least;
     }
-    size_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (size_t lane = 0; lane < LANES; ++lane) {
-            const float value = TO_FLOAT(x[i + lane]);
-            const float usable = value <= FLT_MAX ? value : -INFINITE;
-            lanes[lane] = usable > lanes[lane] ? usable : lanes[lane];
-            bad[lane] |= value <= FLT_MAX ? 0u : (uint32_t)SEEN_BAD;
-        }
-    }
-    for (size_t lane = 0; i < n; ++lane, ++i) {
-        const float value = TO_FLOAT(x[i]);
-        const float usable = value <= FLT_MAX ? value : -INFINITE;
-        lanes[lane] = usable > lanes[lane] ? usable : lanes[lane];
-        bad[lane] |= value <= FLT_MAX ? 0u : (uint32_t)SEEN_BAD;
-    }
-    float most = -INFINITE;
-    uint32_t seen = 0;
-    for (size_t lane = 0; lane < LANES; ++lane) {
-        most = lanes[lane] > most ? lanes[lane] : most;
-        seen |= bad[lane];
-    }
-    *top = most;
-    return seen;
+    *top = float_of((uint32_t)key_of((uint32_t)most));
+    return most < key_of(INFINITY_BITS) && least >= key_of(INFINITY_BITS | SIGN);
 }
 
 /*

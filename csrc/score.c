@@ -86,8 +86,7 @@ static pb_kvcache_status add_softmax(const pb_kvcache_priv_lanes *lanes, const p
                                      const pb_kvcache_priv_scratch *scratch)
 {
     float top;
-    const bool bad = lanes->top[attn->dtype](row, seen, &top) != 0 || top * attn->scale > FLT_MAX;
-    if (!bad) {
+    if (lanes->top[attn->dtype](row, seen, &top) && top * attn->scale <= FLT_MAX) {
         if (!(top * attn->scale >= -FLT_MAX)) { /* nothing but -inf */
             return nan == PB_KVCACHE_NAN_LOWEST ? PB_KVCACHE_OK : PB_KVCACHE_ERROR_MASKED;
         }

@@ -75,16 +75,13 @@ pb_kvcache_status pb_kvcache_priv_scores_ok(const float *scores, size_t stride, 
     if (nan == PB_KVCACHE_NAN_LOWEST) {
         return PB_KVCACHE_OK;
     }
-    uint32_t bad = 0;
+    const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_best();
     for (size_t head = 0; head < num_heads; ++head) {
-        const float *row = scores + head * stride;
-        for (size_t i = 0; i < n; ++i) {
-            uint32_t bits;
-            memcpy(&bits, row + i, sizeof bits);
-            bad |= (uint32_t)((bits & 0x7FFFFFFFu) > 0x7F7FFFFFu);
+        if (!lanes->finite(scores + head * stride, n)) {
+            return PB_KVCACHE_ERROR_SCORE;
         }
     }
-    return bad != 0 ? PB_KVCACHE_ERROR_SCORE : PB_KVCACHE_OK;
+    return PB_KVCACHE_OK;
 }
 
 pb_kvcache_priv_scratch pb_kvcache_priv_scratch_at(float *floats, size_t n)
@@ -201,7 +198,7 @@ pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *attn, const pb_k
             count = budgets[head] - attn->window;
             pb_kvcache_priv_pool(scores + (head - first_head) * n, scored, params->pooling, params->kernel, doubles,
                                  pooled);
-            pb_kvcache_priv_choose_highest(pooled, scored, count, kept);
+            pb_kvcache_priv_choose_highest_of_numbers(pooled, scored, count, kept);
         } else {
             for (size_t i = 0; i < scored; ++i) {
                 kept[i] = (uint32_t)i;
