@@ -1,0 +1,686 @@
+/* What the vectors cannot say of the selection: the exponential, every copy of the inner loops, refusals, layouts. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "internal.h"
+
+static uint32_t state = 1;
+
+static uint32_t draw(void)
+{
+    state ^= state << 13;
+    state ^= state >> 17;
+    state ^= state << 5;
+    return state;
+}
+
+/* In -8 .. 8, exactly the same on every machine. */
+static float draw_float(void)
+{
+    return (float)(int32_t)(draw() >> 8) * 0x1p-20f - 8.0f;
+}
+
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float float_of(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint32_t hash(uint32_t start, const void *words, size_t count)
+{
+    uint32_t word;
+    for (size_t i = 0; i < count; ++i) { /* by value, so that the byte order does not matter */
+        memcpy(&word, (const unsigned char *)words + 4 * i, sizeof word);
+        for (int shift = 0; shift < 32; shift += 8) {
+            start = (start ^ ((word >> shift) & 255u)) * 16777619u;
+        }
+    }
+    return start;
+}
+
+/* Every STEPth float of the whole range; the worst of all, with STEP 1, is 0.681 * 2^-23. */
+#ifndef STEP
+#define STEP 499u
+#endif
+
+static void test_exponential(void)
+{
+    double worst = 0.0;
+    CHECK(bits_of(pb_kvcache_priv_exp(0.0f)) == bits_of(1.0f));
+    CHECK(bits_of(pb_kvcache_priv_exp(-0.0f)) == bits_of(1.0f));
+    CHECK(bits_of(pb_kvcache_priv_exp(-HUGE_VALF)) == 0);
+    CHECK(pb_kvcache_priv_exp(-87.25f) > 0.0f && bits_of(pb_kvcache_priv_exp(nextafterf(-87.25f, -88.0f))) == 0);
+    float before = 1.0f;
+    bool ordered = true;
+    for (uint32_t bits = 0x80000000u; float_of(bits) >= -87.25f; bits += STEP) {
+        const float power = pb_kvcache_priv_exp(float_of(bits));
+        const double exact = exp((double)float_of(bits));
+        const double error = fabs((double)power - exact) / exact;
+        worst = error > worst ? error : worst;
+        ordered = ordered && power <= before * (1.0f + 0x1p-22f);
+        before = power;
+    }
+    printf("exp: worst relative error %.4g * 2^-23\n", worst * 0x1p23);
+    CHECK(worst < 0x1p-23);
+    CHECK(ordered);
+}
+
+static void test_halves(void)
+{
+    uint16_t halves[65536];
+    float *floats = malloc(65536 * sizeof *floats);
+    for (uint32_t i = 0; i < 65536; ++i) {
+        halves[i] = (uint16_t)i;
+    }
+    for (unsigned level = 0; level < PB_KVCACHE_PRIV_LEVELS; ++level) {
+        const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_at(level);
+        if (lanes == NULL) {
+            continue;
+        }
+        bool good = true;
+        lanes->convert[PB_KVCACHE_FLOAT16](halves, 65536, floats);
+        for (uint32_t i = 0; i < 65536; ++i) {
+            const int exponent = (int)((i >> 10) & 31u);
+            const float mantissa = (float)(i & 1023u);
+            const float sign = (i & 0x8000u) != 0 ? -1.0f : 1.0f;
+            if (exponent == 31) {
+                good = good && (mantissa > 0.0f ? floats[i] != floats[i] : floats[i] == sign * HUGE_VALF);
+            } else {
+                const float value = exponent == 0 ? ldexpf(mantissa, -24) : ldexpf(1024.0f + mantissa, exponent - 25);
+                good = good && bits_of(floats[i]) == bits_of(copysignf(value, sign));
+            }
+        }
+        CHECK(good);
+        lanes->convert[PB_KVCACHE_BFLOAT16](halves, 65536, floats);
+        good = true;
+        for (uint32_t i = 0; i < 65536; ++i) {
+            good = good && bits_of(floats[i]) == i << 16;
+        }
+        CHECK(good);
+    }
+    free(floats);
+}
+
+/* Every copy of the loops that this processor can run gives the portable one's bits, on every length of tail. */
+static void test_copies(void)
+{
+    enum { MOST = 2100, ROWS = 3 };
+    static float x[ROWS * MOST], floats[2][MOST + 16];
+    static uint16_t halves[ROWS * MOST];
+    static int32_t keys[2][MOST + 32];
+    static uint32_t chosen[2][MOST];
+    for (size_t i = 0; i < ROWS * MOST; ++i) {
+        x[i] = draw_float();
+        halves[i] = (uint16_t)(draw() & 0xBFFFu); /* no infinities as halves; as bfloat16 below 2 */
+    }
+    const pb_kvcache_priv_lanes *plain = pb_kvcache_priv_lanes_at(0);
+    unsigned copies = 0;
+    for (unsigned level = 1; level < PB_KVCACHE_PRIV_LEVELS; ++level) {
+        const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_at(level);
+        if (lanes == NULL) {
+            continue;
+        }
+        ++copies;
+        for (size_t n = 1; n < MOST; n += n < 70 ? 1 : 29) {
+            bool good = true;
+            for (int kind = 0; kind < 3; ++kind) {
+                const void *row = kind == 0 ? (const void *)x : (const void *)halves;
+                float tops[2] = {0.0f, 0.0f};
+                good = good && plain->top[kind](row, n, &tops[0]) == lanes->top[kind](row, n, &tops[1]);
+                good = good && bits_of(tops[0]) == bits_of(tops[1]);
+                const double sums[2] = {plain->exps[kind](row, n, 0.3f, tops[0], floats[0]),
+                                        lanes->exps[kind](row, n, 0.3f, tops[0], floats[1])};
+                good = good && memcmp(&sums[0], &sums[1], sizeof sums[0]) == 0
+                       && memcmp(floats[0], floats[1], n * sizeof(float)) == 0;
+                const uint32_t seen[2] = {plain->sums[kind](row, MOST, ROWS, n, floats[0]),
+                                          lanes->sums[kind](row, MOST, ROWS, n, floats[1])};
+                good = good && seen[0] == seen[1] && memcmp(floats[0], floats[1], n * sizeof(float)) == 0;
+            }
+            plain->add_scaled(x, n, 0.7f, floats[0]);
+            lanes->add_scaled(x, n, 0.7f, floats[1]);
+            good = good && memcmp(floats[0], floats[1], n * sizeof(float)) == 0;
+            good = good && lanes->finite(x, n);
+            size_t from_high[2];
+            const size_t found[2] = {plain->between(x, n, -2.0f, 3.0f, &from_high[0], keys[0], MOST + 32),
+                                     lanes->between(x, n, -2.0f, 3.0f, &from_high[1], keys[1], MOST + 32)};
+            good = good && found[0] == found[1] && from_high[0] == from_high[1]
+                   && memcmp(keys[0], keys[1], found[0] * sizeof(int32_t)) == 0;
+            good = good && plain->below(keys[0], found[0], 0x3F800000) == lanes->below(keys[0], found[0], 0x3F800000);
+            const float threshold = x[n / 2];
+            const size_t reaching = plain->reaching(x, n, threshold);
+            good = good && reaching == lanes->reaching(x, n, threshold);
+            plain->above(x, n, threshold, 1, reaching, chosen[0]);
+            lanes->above(x, n, threshold, 1, reaching, chosen[1]);
+            good = good && memcmp(chosen[0], chosen[1], reaching * sizeof(uint32_t)) == 0;
+            CHECK(good);
+        }
+        /* Numbers that are none, in every place of a vector. */
+        for (size_t at = 0; at < 40; ++at) {
+            float top;
+            float odd[40];
+            memcpy(odd, x, sizeof odd);
+            const float bad[] = {NAN, -NAN, HUGE_VALF, float_of(0xFF800001u)};
+            for (size_t i = 0; i < 4; ++i) {
+                odd[at] = bad[i];
+                CHECK(!lanes->top[0](odd, 40, &top) && !plain->top[0](odd, 40, &top));
+                CHECK(!lanes->finite(odd, 40) && !plain->finite(odd, 40));
+                CHECK((lanes->sums[0](odd, 0, 1, 40, floats[0]) & PB_KVCACHE_PRIV_SEEN_BAD) != 0);
+                CHECK(floats[0][at] == -HUGE_VALF);
+            }
+            odd[at] = -HUGE_VALF;
+            CHECK(lanes->top[0](odd, 40, &top) && plain->top[0](odd, 40, &top) && !lanes->finite(odd, 40));
+            memset(odd, 0, sizeof odd);
+            CHECK(lanes->sums[0](odd, 0, 1, 40, floats[0]) == 0);
+            odd[at] = -0.0f;
+            CHECK(lanes->sums[0](odd, 0, 1, 40, floats[0]) == 0);
+            odd[at] = -0x1p-149f;
+            CHECK(lanes->sums[0](odd, 0, 1, 40, floats[0]) == PB_KVCACHE_PRIV_SEEN_NEGATIVE);
+        }
+    }
+    printf("%u further copies of the loops ran\n", copies);
+    CHECK(pb_kvcache_priv_lanes_at(PB_KVCACHE_PRIV_LEVELS) == NULL && pb_kvcache_priv_lanes_best() != NULL);
+}
+
+static void test_negative_copies_on_portable(void)
+{
+    float top;
+    float sums[3];
+    const float row[3] = {1.0f, -HUGE_VALF, 0.5f};
+    const pb_kvcache_priv_lanes *plain = pb_kvcache_priv_lanes_at(0);
+    CHECK(plain->top[0](row, 3, &top) && top == 1.0f);
+    CHECK(plain->sums[0](row, 0, 1, 3, sums)
+          == (PB_KVCACHE_PRIV_SEEN_BAD | PB_KVCACHE_PRIV_SEEN_NEGATIVE));
+}
+
+/* The fast choice, the histograms and the definition agree whatever the scores look like. */
+static float shaped(int shape, size_t i, size_t n)
+{
+    switch (shape) {
+    case 0: return draw_float();
+    case 1: return (float)(draw() % 5u);                       /* ties everywhere */
+    case 2: return 0.25f;                                      /* nothing but ties */
+    case 3: return (float)i;                                   /* in order */
+    case 4: return -(float)i;                                  /* in reverse */
+    case 5: return i % 64 == 0 ? 100.0f : (float)(draw() & 7); /* what the sample sees is not what there is */
+    case 6: return (draw() & 1u) != 0 ? 0.0f : -0.0f;
+    case 7: return draw() % 3u == 0 ? -HUGE_VALF : draw_float();
+    case 8: return float_of(draw() & 0x7FFFFFu); /* subnormal */
+    case 9: return float_of((draw() & 0xFF7FFFFFu)); /* any exponent */
+    case 10: return i < n / 2 ? 1.0f + (float)(draw() & 1023u) * 0x1p-23f : 0.5f;
+    default: return expf(draw_float() * 4.0f);
+    }
+}
+
+static void test_choice(void)
+{
+    const size_t lengths[] = {1, 2, 255, 4095, 4096, 4097, 5000, 9001, 40000};
+    float *scores = malloc(40000 * sizeof *scores);
+    uint32_t *fast = malloc(40000 * sizeof *fast);
+    uint32_t *slow = malloc(40000 * sizeof *slow);
+    for (int shape = 0; shape < 12; ++shape) {
+        for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; ++l) {
+            const size_t n = lengths[l];
+            for (size_t i = 0; i < n; ++i) {
+                scores[i] = shaped(shape, i, n);
+            }
+            const size_t counts[] = {0, 1, 2, n / 100, n / 16, n / 3, n - n / 50, n - 1, n};
+            for (size_t c = 0; c < sizeof counts / sizeof counts[0]; ++c) {
+                const size_t count = counts[c] < n ? counts[c] : n;
+                memset(fast, 0xFF, n * sizeof *fast);
+                pb_kvcache_priv_choose_highest_of_numbers(scores, n, count, fast);
+                pb_kvcache_priv_choose_highest(scores, n, count, slow);
+                bool good = memcmp(fast, slow, count * sizeof *fast) == 0;
+                for (size_t i = count; i < n; ++i) {
+                    good = good && fast[i] == UINT32_MAX; /* nothing behind the chosen is touched */
+                }
+                /* The lowest chosen score is no lower than any other; equal ones were taken from the left. */
+                float least = HUGE_VALF;
+                size_t last = 0;
+                for (size_t i = 0; i < count; ++i) {
+                    good = good && fast[i] < n && (i == 0 || fast[i] > fast[i - 1]);
+                    if (scores[fast[i]] <= least) {
+                        least = scores[fast[i]];
+                        last = fast[i];
+                    }
+                }
+                for (size_t i = 0, next = 0; i < n && count > 0; ++i) {
+                    if (next < count && fast[next] == i) {
+                        ++next;
+                    } else {
+                        good = good && (scores[i] < least || (scores[i] == least && i > last));
+                    }
+                }
+                CHECK(good);
+            }
+        }
+    }
+    free(scores);
+    free(fast);
+    free(slow);
+}
+
+/* ---- The public functions ---- */
+
+enum { Q_HEADS = 6, KV_HEADS = 3, WINDOW = 4, N = 1100, SCORED = N - WINDOW };
+
+typedef struct prompt {
+    float *logits;
+    pb_kvcache_attention attn;
+    pb_kvcache_select_params params;
+} prompt;
+
+static prompt new_prompt(void)
+{
+    prompt p = {.logits = malloc(sizeof(float) * Q_HEADS * WINDOW * N)};
+    state = 7;
+    for (size_t i = 0; i < (size_t)Q_HEADS * WINDOW * N; ++i) {
+        p.logits[i] = draw_float();
+    }
+    p.attn = (pb_kvcache_attention){.data = p.logits,
+                                    .dtype = PB_KVCACHE_FLOAT32,
+                                    .logits = 1,
+                                    .scale = 0.5f,
+                                    .num_q_heads = Q_HEADS,
+                                    .num_kv_heads = KV_HEADS,
+                                    .window = WINDOW,
+                                    .n = N,
+                                    .head_stride = (ptrdiff_t)WINDOW * N,
+                                    .row_stride = N};
+    p.params = (pb_kvcache_select_params){PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_POOL_MAX, 7, PB_KVCACHE_NAN_REFUSE};
+    return p;
+}
+
+/* Bits that are the same on every compiler, flag set, instruction set and byte order. */
+static void test_bits(void)
+{
+    prompt p = new_prompt();
+    size_t size;
+    float *scores = malloc(sizeof(float) * KV_HEADS * SCORED);
+    float *pooled = malloc(sizeof(float) * KV_HEADS * SCORED);
+    uint32_t found = 2166136261u;
+    for (int reduce = 0; reduce < 3; ++reduce) {
+        CHECK(pb_kvcache_window_scores_workspace_size(&p.attn, 0, KV_HEADS, &size) == PB_KVCACHE_OK);
+        void *workspace = malloc(size);
+        CHECK(pb_kvcache_window_scores(&p.attn, (pb_kvcache_reduce)reduce, PB_KVCACHE_NAN_REFUSE, 0, KV_HEADS,
+                                       workspace, size, scores, SCORED, (size_t)KV_HEADS * SCORED)
+              == PB_KVCACHE_OK);
+        free(workspace);
+        found = hash(found, scores, (size_t)KV_HEADS * SCORED);
+        CHECK(pb_kvcache_pool_scores_workspace_size(SCORED, PB_KVCACHE_POOL_AVERAGE, 11, &size) == PB_KVCACHE_OK);
+        workspace = malloc(size);
+        CHECK(pb_kvcache_pool_scores(scores, SCORED, KV_HEADS, SCORED, PB_KVCACHE_POOL_AVERAGE, 11,
+                                     PB_KVCACHE_NAN_REFUSE, workspace, size, pooled, SCORED, (size_t)KV_HEADS * SCORED)
+              == PB_KVCACHE_OK);
+        free(workspace);
+        found = hash(found, pooled, (size_t)KV_HEADS * SCORED);
+    }
+    printf("bits of scores: 0x%08X\n", (unsigned)found);
+    CHECK(found == 0xDED1CD58u);
+    free(scores);
+    free(pooled);
+    free(p.logits);
+}
+
+/* Shards write what the whole does, from a workspace of any alignment, into their own rows only. */
+static void test_shards(void)
+{
+    prompt p = new_prompt();
+    enum { KEPT = 100, STRIDE = KEPT + 3 };
+    const uint32_t budgets[KV_HEADS] = {KEPT, 40, KEPT};
+    uint32_t whole[KV_HEADS * STRIDE], shard[KV_HEADS * STRIDE];
+    float *scores[2] = {malloc(sizeof(float) * KV_HEADS * N), malloc(sizeof(float) * KV_HEADS * N)};
+    size_t size;
+    memset(whole, 0xAB, sizeof whole);
+    memset(shard, 0xAB, sizeof shard);
+    memset(scores[0], 0xAB, sizeof(float) * KV_HEADS * N);
+    memset(scores[1], 0xAB, sizeof(float) * KV_HEADS * N);
+    CHECK(pb_kvcache_select_workspace_size(&p.attn, &p.params, 0, KV_HEADS, &size) == PB_KVCACHE_OK);
+    char *workspace = malloc(size);
+    CHECK(pb_kvcache_select(&p.attn, &p.params, budgets, 0, KV_HEADS, workspace, size, whole, STRIDE,
+                            KV_HEADS * STRIDE)
+          == PB_KVCACHE_OK);
+    free(workspace);
+    for (size_t head = 0; head < KV_HEADS; ++head) {
+        for (size_t shift = 0; shift < 3; ++shift) {
+            CHECK(pb_kvcache_select_workspace_size(&p.attn, &p.params, head, head + 1, &size) == PB_KVCACHE_OK);
+            workspace = malloc(size + shift);
+            CHECK(pb_kvcache_select(&p.attn, &p.params, budgets, head, head + 1, workspace + shift, size, shard,
+                                    STRIDE, KV_HEADS * STRIDE)
+                  == PB_KVCACHE_OK);
+            free(workspace);
+        }
+    }
+    CHECK(memcmp(whole, shard, sizeof whole) == 0);
+    CHECK(whole[KEPT] == 0xABABABABu && whole[STRIDE + 40] == 0xABABABABu);
+    CHECK(whole[KEPT - 1] == N - 1 && whole[STRIDE + 39] == N - 1 && whole[KEPT - WINDOW] == N - WINDOW);
+    for (size_t head = 0; head <= KV_HEADS; ++head) { /* the last range is all of them */
+        const size_t first = head < KV_HEADS ? head : 0;
+        const size_t end = head < KV_HEADS ? head + 1 : KV_HEADS;
+        float *out = scores[head < KV_HEADS];
+        CHECK(pb_kvcache_window_scores_workspace_size(&p.attn, first, end, &size) == PB_KVCACHE_OK);
+        workspace = malloc(size);
+        CHECK(pb_kvcache_window_scores(&p.attn, PB_KVCACHE_REDUCE_MAX, PB_KVCACHE_NAN_LOWEST, first, end, workspace,
+                                       size, out, N, KV_HEADS * N)
+              == PB_KVCACHE_OK);
+        free(workspace);
+    }
+    CHECK(memcmp(scores[0], scores[1], sizeof(float) * KV_HEADS * N) == 0);
+    CHECK(pb_kvcache_window_scores_workspace_size(&p.attn, 2, 2, &size) == PB_KVCACHE_OK);
+    workspace = malloc(size);
+    CHECK(pb_kvcache_window_scores(&p.attn, PB_KVCACHE_REDUCE_MAX, PB_KVCACHE_NAN_LOWEST, 2, 2, workspace, size,
+                                   scores[0], N, 0)
+          == PB_KVCACHE_OK);
+    free(workspace);
+    CHECK(pb_kvcache_select_workspace_size(&p.attn, &p.params, 2, 2, &size) == PB_KVCACHE_OK);
+    workspace = malloc(size);
+    CHECK(pb_kvcache_select(&p.attn, &p.params, budgets, 2, 2, workspace, size, whole, STRIDE, 0) == PB_KVCACHE_OK);
+    free(workspace);
+    free(scores[0]);
+    free(scores[1]);
+    free(p.logits);
+}
+
+/* Every refusal of select and of its parts, with nothing written. */
+static void test_refusals(void)
+{
+    prompt p = new_prompt();
+    uint32_t budgets[KV_HEADS] = {50, 50, 50};
+    uint32_t indices[KV_HEADS * 50];
+    float *scores = malloc(sizeof(float) * KV_HEADS * SCORED);
+    float *before = malloc(sizeof(float) * KV_HEADS * SCORED);
+    size_t size;
+    size_t most;
+    CHECK(pb_kvcache_select_workspace_size(&p.attn, &p.params, 0, KV_HEADS, &most) == PB_KVCACHE_OK);
+    char *workspace = malloc(most);
+    memset(indices, 0xAB, sizeof indices);
+    memset(scores, 0xAB, sizeof(float) * KV_HEADS * SCORED);
+    memset(before, 0xAB, sizeof(float) * KV_HEADS * SCORED);
+    pb_kvcache_attention attn;
+    pb_kvcache_select_params params;
+#define WITH(change, status)                                                                                          \
+    do {                                                                                                              \
+        attn = p.attn;                                                                                                \
+        params = p.params;                                                                                            \
+        change;                                                                                                       \
+        size = 77;                                                                                                    \
+        CHECK(pb_kvcache_select_workspace_size(&attn, &params, 0, KV_HEADS, &size) == (status) && size == 77);        \
+        CHECK(pb_kvcache_select(&attn, &params, budgets, 0, KV_HEADS, workspace, most, indices, 50, KV_HEADS * 50)    \
+              == (status));                                                                                           \
+    } while (0)
+    WITH(attn.data = NULL, PB_KVCACHE_ERROR_NULL);
+    WITH(attn.dtype = (pb_kvcache_dtype)3, PB_KVCACHE_ERROR_OPTION);
+    WITH(attn.scale = 0.0f, PB_KVCACHE_ERROR_SCALE);
+    WITH(attn.scale = -1.0f, PB_KVCACHE_ERROR_SCALE);
+    WITH(attn.scale = NAN, PB_KVCACHE_ERROR_SCALE);
+    WITH(attn.scale = HUGE_VALF, PB_KVCACHE_ERROR_SCALE);
+    WITH(attn.window = 0, PB_KVCACHE_ERROR_WINDOW);
+    WITH(attn.window = N, PB_KVCACHE_ERROR_WINDOW);
+    WITH(attn.n = WINDOW, PB_KVCACHE_ERROR_WINDOW);
+    WITH(attn.n = SIZE_MAX, PB_KVCACHE_ERROR_TOO_LARGE);
+    WITH(attn.n = SIZE_MAX / 4 - 1, PB_KVCACHE_ERROR_TOO_LARGE);
+    WITH(attn.num_kv_heads = 0, PB_KVCACHE_ERROR_HEADS);
+    WITH(attn.num_q_heads = 0, PB_KVCACHE_ERROR_HEADS);
+    WITH(attn.num_q_heads = 7, PB_KVCACHE_ERROR_HEADS);
+    WITH(attn.num_kv_heads = 2, PB_KVCACHE_ERROR_HEAD_RANGE);
+    WITH(attn.data = (const char *)attn.data + 1, PB_KVCACHE_ERROR_ALIGNMENT);
+    WITH((attn.dtype = PB_KVCACHE_FLOAT16, attn.data = (const char *)attn.data + 1), PB_KVCACHE_ERROR_ALIGNMENT);
+    WITH(params.reduce = (pb_kvcache_reduce)3, PB_KVCACHE_ERROR_OPTION);
+    WITH(params.pooling = (pb_kvcache_pooling)2, PB_KVCACHE_ERROR_OPTION);
+    WITH(params.nan = (pb_kvcache_nan)2, PB_KVCACHE_ERROR_OPTION);
+    WITH(params.kernel = 0, PB_KVCACHE_ERROR_POOL_KERNEL);
+    WITH(params.kernel = 8, PB_KVCACHE_ERROR_POOL_KERNEL);
+#undef WITH
+#define SELECT(budgets, first, end, workspace, size, indices, stride, capacity)                                       \
+    pb_kvcache_select(&p.attn, &p.params, budgets, first, end, workspace, size, indices, stride, capacity)
+    CHECK(pb_kvcache_select(NULL, &p.params, budgets, 0, 1, workspace, most, indices, 50, 50) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_select(&p.attn, NULL, budgets, 0, 1, workspace, most, indices, 50, 50) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_select_workspace_size(&p.attn, &p.params, 0, 1, NULL) == PB_KVCACHE_ERROR_NULL);
+    CHECK(SELECT(NULL, 0, 3, workspace, most, indices, 50, 150) == PB_KVCACHE_ERROR_NULL);
+    CHECK(SELECT(budgets, 0, 3, NULL, most, indices, 50, 150) == PB_KVCACHE_ERROR_NULL);
+    CHECK(SELECT(budgets, 0, 3, workspace, most, NULL, 50, 150) == PB_KVCACHE_ERROR_NULL);
+    CHECK(SELECT(budgets, 2, 1, workspace, most, indices, 50, 150) == PB_KVCACHE_ERROR_HEAD_RANGE);
+    CHECK(SELECT(budgets, 0, 4, workspace, most, indices, 50, 150) == PB_KVCACHE_ERROR_HEAD_RANGE);
+    CHECK(SELECT(budgets, 0, 3, workspace, most - 1, indices, 50, 150) == PB_KVCACHE_ERROR_WORKSPACE);
+    CHECK(SELECT(budgets, 0, 3, workspace, most, indices, 49, 150) == PB_KVCACHE_ERROR_STRIDE);
+    CHECK(SELECT(budgets, 0, 3, workspace, most, indices, 50, 149) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(SELECT(budgets, 0, 3, workspace, most, indices, SIZE_MAX, 150) == PB_KVCACHE_ERROR_TOO_LARGE);
+    CHECK(SELECT(budgets, 0, 3, workspace, most, (uint32_t *)(void *)((char *)indices + 1), 50, 150)
+          == PB_KVCACHE_ERROR_ALIGNMENT);
+    CHECK(SELECT(budgets, 0, 3, workspace, most, (uint32_t *)(void *)p.logits, 50, 150) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(SELECT(budgets, 0, 3, workspace, most, (uint32_t *)(void *)workspace, 50, 150) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(SELECT(budgets, 0, 3, p.logits, most, indices, 50, 150) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(SELECT(indices, 0, 3, workspace, most, indices, 50, 150) != PB_KVCACHE_OK);
+    budgets[1] = WINDOW - 1;
+    CHECK(SELECT(budgets, 0, 3, workspace, most, indices, 50, 150) == PB_KVCACHE_ERROR_BUDGET_WINDOW);
+    budgets[1] = 50;
+    /* A value that is refused in the last head: the heads before it are not written either. */
+    const struct {
+        int logits;
+        float value;
+        pb_kvcache_status status;
+    } values[] = {
+        {1, NAN, PB_KVCACHE_ERROR_LOGIT},          {1, HUGE_VALF, PB_KVCACHE_ERROR_LOGIT},
+        {1, -NAN, PB_KVCACHE_ERROR_LOGIT},         {0, NAN, PB_KVCACHE_ERROR_ATTN_VALUE},
+        {0, HUGE_VALF, PB_KVCACHE_ERROR_ATTN_VALUE}, {0, -HUGE_VALF, PB_KVCACHE_ERROR_ATTN_VALUE},
+        {0, -0x1p-149f, PB_KVCACHE_ERROR_ATTN_VALUE}, {0, 3.4e38f, PB_KVCACHE_ERROR_SCORE},
+    };
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; ++i) {
+        float *last = p.logits + (Q_HEADS * WINDOW - 2) * (size_t)N;
+        p.attn.logits = values[i].logits;
+        for (size_t j = 0; !p.attn.logits && j < (size_t)Q_HEADS * WINDOW * N; ++j) {
+            p.logits[j] = fabsf(p.logits[j]);
+        }
+        const float kept[2] = {last[SCORED - 1], last[SCORED - 1 + N]};
+        last[SCORED - 1] = values[i].value;
+        if (values[i].status == PB_KVCACHE_ERROR_SCORE) {
+            last[SCORED - 1 + N] = values[i].value;
+        }
+        CHECK(SELECT(budgets, 0, 3, workspace, most, indices, 50, 150) == values[i].status);
+        CHECK(pb_kvcache_window_scores(&p.attn, PB_KVCACHE_REDUCE_SUM, PB_KVCACHE_NAN_REFUSE, 0, 3, workspace, most,
+                                       scores, SCORED, (size_t)KV_HEADS * SCORED)
+              == values[i].status);
+        last[SCORED - 1] = kept[0];
+        last[SCORED - 1 + N] = kept[1];
+    }
+    p.attn.logits = 1;
+    for (size_t i = 0; i < N; ++i) {
+        p.logits[i] = -HUGE_VALF;
+    }
+    CHECK(SELECT(budgets, 0, 3, workspace, most, indices, 50, 150) == PB_KVCACHE_ERROR_MASKED);
+#define SCORES(reduce, nan, first, end, workspace, size, scores, stride, capacity)                                    \
+    pb_kvcache_window_scores(&p.attn, reduce, nan, first, end, workspace, size, scores, stride, capacity)
+    const size_t all = (size_t)KV_HEADS * SCORED;
+    CHECK(SCORES((pb_kvcache_reduce)9, PB_KVCACHE_NAN_REFUSE, 0, 3, workspace, most, scores, SCORED, all)
+          == PB_KVCACHE_ERROR_OPTION);
+    CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, (pb_kvcache_nan)-1, 0, 3, workspace, most, scores, SCORED, all)
+          == PB_KVCACHE_ERROR_OPTION);
+    CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, 3, workspace, 9, scores, SCORED, all)
+          == PB_KVCACHE_ERROR_WORKSPACE);
+    CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, 3, NULL, most, scores, SCORED, all)
+          == PB_KVCACHE_ERROR_NULL);
+    CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, 3, workspace, most, NULL, SCORED, all)
+          == PB_KVCACHE_ERROR_NULL);
+    CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, 3, workspace, most, scores, SCORED, all - 1)
+          == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, 3, workspace, most, scores, SCORED - 1, all)
+          == PB_KVCACHE_ERROR_STRIDE);
+    CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, 3, workspace, most, p.logits, SCORED, all)
+          == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, 3, p.logits, most, scores, SCORED, all)
+          == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(pb_kvcache_window_scores_workspace_size(&p.attn, 0, 1, NULL) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_window_scores_workspace_size(NULL, 0, 1, &size) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_window_scores_workspace_size(&p.attn, 3, 4, &size) == PB_KVCACHE_ERROR_HEAD_RANGE);
+
+    CHECK(memcmp(scores, before, all * sizeof *scores) == 0);
+    for (size_t i = 0; i < KV_HEADS * 50; ++i) {
+        CHECK(indices[i] == 0xABABABABu);
+    }
+
+    /* Pooling and the choice. */
+    const float row[6] = {1, 2, 3, NAN, 5, 6};
+    float pooled[6] = {9, 9, 9, 9, 9, 9};
+    uint32_t chosen[6] = {9, 9, 9, 9, 9, 9};
+    uint32_t counts[2] = {2, 2};
+#define POOL(scores, heads, n, pooling, kernel, nan, workspace, size, pooled, stride, capacity)                       \
+    pb_kvcache_pool_scores(scores, 3, heads, n, pooling, kernel, nan, workspace, size, pooled, stride, capacity)
+    const pb_kvcache_pooling max = PB_KVCACHE_POOL_MAX;
+    const pb_kvcache_nan refuse = PB_KVCACHE_NAN_REFUSE;
+    CHECK(POOL(row, 2, 3, max, 3, refuse, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_SCORE);
+    CHECK(POOL(NULL, 2, 3, max, 3, refuse, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_NULL);
+    CHECK(POOL(row, 2, 3, max, 3, refuse, NULL, 0, NULL, 3, 6) == PB_KVCACHE_ERROR_NULL);
+    CHECK(POOL(row, 1, 3, max, 2, refuse, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_POOL_KERNEL);
+    CHECK(POOL(row, 1, 3, (pb_kvcache_pooling)2, 3, refuse, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_OPTION);
+    CHECK(POOL(row, 1, 3, max, 3, (pb_kvcache_nan)2, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_OPTION);
+    CHECK(POOL(row, 1, 3, PB_KVCACHE_POOL_AVERAGE, 3, refuse, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_WORKSPACE);
+    CHECK(POOL(row, 1, 3, PB_KVCACHE_POOL_AVERAGE, 3, refuse, workspace, 8, pooled, 3, 6)
+          == PB_KVCACHE_ERROR_WORKSPACE);
+    CHECK(POOL(row, 1, 3, max, 3, refuse, NULL, 0, pooled, 3, 2) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(POOL(row, 2, 3, max, 3, PB_KVCACHE_NAN_LOWEST, NULL, 0, pooled, 2, 6) == PB_KVCACHE_ERROR_STRIDE);
+    CHECK(POOL(pooled, 2, 3, max, 3, refuse, NULL, 0, pooled + 3, 3, 3) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(POOL(pooled, 1, 3, max, 3, refuse, NULL, 0, pooled + 2, 3, 3) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(POOL(row, 1, SIZE_MAX, max, 3, refuse, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_TOO_LARGE);
+    CHECK(pb_kvcache_pool_scores_workspace_size(SIZE_MAX, PB_KVCACHE_POOL_AVERAGE, 3, &size)
+          == PB_KVCACHE_ERROR_TOO_LARGE);
+    CHECK(pb_kvcache_pool_scores_workspace_size(9, PB_KVCACHE_POOL_AVERAGE, 3, NULL) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pooled[0] == 9 && pooled[5] == 9);
+    CHECK(pb_kvcache_pool_scores(row, 3, 2, 0, max, 3, refuse, NULL, 0, pooled, 0, 0) == PB_KVCACHE_OK);
+
+#define TOP(scores, heads, n, counts, nan, indices, stride, capacity)                                                 \
+    pb_kvcache_select_top(scores, 3, heads, n, counts, nan, indices, stride, capacity)
+    CHECK(TOP(row, 2, 3, counts, refuse, chosen, 2, 4) == PB_KVCACHE_ERROR_SCORE);
+    CHECK(TOP(NULL, 1, 3, counts, refuse, chosen, 2, 4) == PB_KVCACHE_ERROR_NULL);
+    CHECK(TOP(row, 1, 3, NULL, refuse, chosen, 2, 4) == PB_KVCACHE_ERROR_NULL);
+    CHECK(TOP(row, 1, 3, counts, refuse, NULL, 2, 4) == PB_KVCACHE_ERROR_NULL);
+    CHECK(TOP(row, 1, 3, counts, (pb_kvcache_nan)5, chosen, 2, 4) == PB_KVCACHE_ERROR_OPTION);
+    CHECK(TOP(row, 1, 1, counts, refuse, chosen, 2, 4) == PB_KVCACHE_ERROR_COUNT);
+    CHECK(TOP(row, 1, 3, counts, refuse, chosen, 2, 1) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(TOP(row, 2, 3, counts, PB_KVCACHE_NAN_LOWEST, chosen, 1, 4) == PB_KVCACHE_ERROR_STRIDE);
+    CHECK(TOP(row, 1, 3, counts, refuse, counts, 2, 2) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(TOP((const float *)(const void *)((const char *)row + 1), 1, 3, counts, refuse, chosen, 2, 2)
+          == PB_KVCACHE_ERROR_ALIGNMENT);
+    CHECK(chosen[0] == 9 && counts[0] == 2);
+    CHECK(TOP(row, 2, 3, counts, PB_KVCACHE_NAN_LOWEST, chosen, 2, 4) == PB_KVCACHE_OK);
+    CHECK(chosen[0] == 1 && chosen[1] == 2 && chosen[2] == 1 && chosen[3] == 2 && chosen[4] == 9);
+
+    free(workspace);
+    free(scores);
+    free(before);
+    free(p.logits);
+}
+
+static void test_compact(void)
+{
+    enum { HEADS = 3, ROWS = 50, BYTES = 6 };
+    unsigned char data[HEADS * ROWS * BYTES], before[sizeof data];
+    uint32_t indices[HEADS * ROWS];
+    uint32_t counts[HEADS];
+    for (int transposed = 0; transposed < 2; ++transposed) {
+        for (int backwards = 0; backwards < 2; ++backwards) {
+            const ptrdiff_t row_stride = (transposed ? HEADS : 1) * BYTES * (backwards ? -1 : 1);
+            const ptrdiff_t head_stride = (transposed ? 1 : ROWS) * BYTES;
+            pb_kvcache_rows rows = {data + (backwards ? (transposed ? HEADS : 1) * BYTES * (ROWS - 1) : 0), HEADS,
+                                    ROWS, BYTES, head_stride, row_stride};
+            for (size_t i = 0; i < sizeof data; ++i) {
+                data[i] = (unsigned char)draw();
+            }
+            memcpy(before, data, sizeof data);
+            for (size_t head = 0; head < HEADS; ++head) {
+                counts[head] = 0;
+                for (uint32_t i = 0; i < ROWS; ++i) {
+                    if (draw() % 3u != 0 || head == 0) { /* the first head keeps everything */
+                        indices[head * ROWS + counts[head]++] = i;
+                    }
+                }
+            }
+            for (size_t head = 0; head < HEADS; ++head) { /* one head at a time, the others untouched */
+                CHECK(pb_kvcache_compact(&rows, head, head + 1, indices, ROWS, counts) == PB_KVCACHE_OK);
+            }
+            bool good = true;
+            for (size_t head = 0; head < HEADS; ++head) {
+                for (size_t i = 0; i < counts[head]; ++i) {
+                    const ptrdiff_t base = (unsigned char *)rows.data - data + (ptrdiff_t)head * head_stride;
+                    const ptrdiff_t to = base + (ptrdiff_t)i * row_stride;
+                    const ptrdiff_t from = base + (ptrdiff_t)indices[head * ROWS + i] * row_stride;
+                    good = good && memcmp(data + to, before + from, BYTES) == 0;
+                }
+            }
+            CHECK(good);
+        }
+    }
+    pb_kvcache_rows rows = {data, HEADS, ROWS, BYTES, ROWS * BYTES, BYTES};
+    memcpy(before, data, sizeof data);
+    pb_kvcache_rows bad = rows;
+#define REFUSED(change, status)                                                                                       \
+    do {                                                                                                              \
+        bad = rows;                                                                                                   \
+        change;                                                                                                       \
+        CHECK(pb_kvcache_compact(&bad, 0, HEADS, indices, ROWS, counts) == (status));                                 \
+    } while (0)
+    counts[0] = counts[1] = counts[2] = 2;
+    indices[0] = indices[ROWS] = indices[2 * ROWS] = 1;
+    indices[1] = indices[ROWS + 1] = indices[2 * ROWS + 1] = 2;
+    REFUSED(bad.data = NULL, PB_KVCACHE_ERROR_NULL);
+    REFUSED(bad.num_heads = 2, PB_KVCACHE_ERROR_HEAD_RANGE);
+    REFUSED(bad.row_stride = BYTES - 1, PB_KVCACHE_ERROR_STRIDE);
+    REFUSED(bad.row_stride = 0, PB_KVCACHE_ERROR_STRIDE);
+    REFUSED(bad.head_stride = 0, PB_KVCACHE_ERROR_STRIDE);
+    REFUSED(bad.head_stride = ROWS * BYTES - 1, PB_KVCACHE_ERROR_STRIDE);
+    REFUSED(bad.head_stride = PTRDIFF_MAX, PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED(bad.row_bytes = SIZE_MAX, PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED(bad.n = 2, PB_KVCACHE_ERROR_INDEX);
+    REFUSED(bad.n = 1, PB_KVCACHE_ERROR_INDEX);
+    REFUSED(indices[2 * ROWS + 1] = 1, PB_KVCACHE_ERROR_INDEX);
+    REFUSED(indices[2 * ROWS + 1] = 0, PB_KVCACHE_ERROR_INDEX);
+    REFUSED(indices[2 * ROWS + 1] = ROWS, PB_KVCACHE_ERROR_INDEX);
+    indices[2 * ROWS + 1] = 2;
+    CHECK(pb_kvcache_compact(NULL, 0, 1, indices, ROWS, counts) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_compact(&rows, 0, 1, NULL, ROWS, counts) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_compact(&rows, 0, 1, indices, ROWS, NULL) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_compact(&rows, 2, 1, indices, ROWS, counts) == PB_KVCACHE_ERROR_HEAD_RANGE);
+    CHECK(pb_kvcache_compact(&rows, 0, 3, indices, SIZE_MAX, counts) == PB_KVCACHE_ERROR_TOO_LARGE);
+    CHECK(pb_kvcache_compact(&rows, 0, 3, (uint32_t *)(void *)((char *)indices + 1), ROWS, counts)
+          == PB_KVCACHE_ERROR_ALIGNMENT);
+    pb_kvcache_rows over = {indices, 1, 4, 4, 16, 4};
+    CHECK(pb_kvcache_compact(&over, 0, 1, indices + 2, 1, counts) == PB_KVCACHE_ERROR_OVERLAP);
+    over.data = counts;
+    CHECK(pb_kvcache_compact(&over, 0, 1, indices, 1, counts) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(memcmp(before, data, sizeof data) == 0);
+    counts[0] = 0;
+    CHECK(pb_kvcache_compact(&rows, 0, 1, indices, ROWS, counts) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_compact(&rows, 1, 1, indices, ROWS, counts) == PB_KVCACHE_OK);
+}
+
+static void test_statuses(void)
+{
+    CHECK(PB_KVCACHE_ERROR_WINDOW == -50 && PB_KVCACHE_ERROR_HEADS == -51 && PB_KVCACHE_ERROR_HEAD_RANGE == -52);
+    CHECK(PB_KVCACHE_ERROR_OPTION == -53 && PB_KVCACHE_ERROR_SCALE == -54 && PB_KVCACHE_ERROR_ALIGNMENT == -55);
+    CHECK(PB_KVCACHE_ERROR_STRIDE == -56 && PB_KVCACHE_ERROR_OVERLAP == -57 && PB_KVCACHE_ERROR_WORKSPACE == -58);
+    CHECK(PB_KVCACHE_ERROR_LOGIT == -59 && PB_KVCACHE_ERROR_MASKED == -60 && PB_KVCACHE_ERROR_SCORE == -61);
+    CHECK(PB_KVCACHE_ERROR_COUNT == -62 && PB_KVCACHE_ERROR_BUDGET_WINDOW == -63 && PB_KVCACHE_ERROR_INDEX == -64);
+}
+
+int main(void)
+{
+    test_statuses();
+    test_exponential();
+    test_halves();
+    test_copies();
+    test_negative_copies_on_portable();
+    test_choice();
+    test_bits();
+    test_shards();
+    test_refusals();
+    test_compact();
+    return END();
+}
