@@ -289,8 +289,8 @@ def window_scores(
     scale
         What logits are multiplied by, in float32.
     nan
-        ``"raise"`` refuses NaN and +inf; ``"lowest"`` gives the positions that have one the score -inf and leaves them
-        out of the softmax.
+        ``"raise"`` refuses NaN and +inf; ``"lowest"`` leaves them out of their query's softmax and gives the positions
+        that have one the score -inf.
     threads
         KV heads are divided among so many threads; the result does not depend on it.
 
@@ -671,9 +671,9 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
     Parameters
     ----------
     kv
-        ``(kv_heads, n, head_dim)``, or a batch of them; NumPy array or torch CPU tensor of any numeric kind, whose last
+        ``(kv_heads, n, head_dim)``, or a batch of them; NumPy array or torch tensor of any numeric kind, whose last
         axis is contiguous. Other axes may have any strides, so that a cache that holds positions outermost is given
-        transposed.
+        transposed. On another device torch gathers one head after the other.
     indices
         What :func:`select` returned: ``(kv_heads, kept)`` ascending positions, one vector per head, or a batch of
         either.
@@ -692,8 +692,8 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
         Positions out of range or not ascending, overlapping rows, a read-only array. Nothing has moved.
     """
     if is_torch(kv):
-        if kv.device.type != "cpu" or kv.layout is not sys.modules["torch"].strided:
-            raise TypeError(f"kv: must be a dense tensor on the CPU, not {kv.layout} on {kv.device}")
+        if kv.layout is not sys.modules["torch"].strided or kv.device.type == "meta":
+            raise TypeError(f"kv: must be a dense tensor, not {kv.layout} on {kv.device}")
         if kv.requires_grad:
             raise ValueError("kv: is part of a gradient and is not changed in place; give kv.detach()")
         size = kv.element_size()
@@ -727,7 +727,13 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
         else [_rows("indices", indices, shape)]
     )
     jobs: list[Callable[[], None]] = []
-    for sequence, (rows, counts) in enumerate(sequences):
+    elsewhere = on_other_device(kv)
+    if elsewhere:
+        if not _disjoint(shape[:-1], strides[:-1], shape[-1] * size):
+            raise ValueError("kv: its rows overlap in memory")
+        for sequence, (rows, counts) in enumerate(sequences):
+            _gather_in_place(kv[sequence] if batched else kv, rows, counts)
+    for sequence, (rows, counts) in enumerate(sequences if not elsewhere else []):
         struct = ffi.new(
             "pb_kvcache_rows *",
             {
@@ -752,6 +758,13 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
         return fronts[0]
     numbers = {int(count) for _, counts in sequences for count in counts}
     return kv[:, :, : numbers.pop()] if len(numbers) == 1 else fronts
+
+
+def _gather_in_place(kv: Any, rows: npt.NDArray[np.uint32], counts: npt.NDArray[np.uint32]) -> None:
+    torch = sys.modules["torch"]
+    for head, (row, count) in enumerate(zip(rows, counts.tolist(), strict=True)):
+        index = torch.from_numpy(row[:count].astype(np.int64)).to(kv.device)
+        kv[head, :count] = kv[head].index_select(0, index)
 
 
 def _disjoint(shape: tuple[int, ...], strides: list[int], row_bytes: int) -> bool:
@@ -935,11 +948,9 @@ def block_select(
     operation = {"max": np.maximum, "mean": np.add, "sum": np.add}
     if not isinstance(reduce, str) or reduce not in operation:
         raise ValueError(f"reduce = {reduce!r}: must be one of {', '.join(operation)}")
-    if on_other_device(scores):
-        result = block_select(
-            scores.detach().cpu(), budget, block_size=block_size, window=window, reduce=reduce, nan=nan
-        )
-        return result.to(scores.device)
+    device = scores.device if on_other_device(scores) else None
+    if device is not None:
+        scores = scores.detach().cpu()
     rule = _choice("nan", nan, _NAN)
     view, rows = _scores(scores)
     scored = view.shape[-1]
@@ -959,4 +970,5 @@ def block_select(
         folded /= np.float32(size)
     best = np.asarray(select_top(np.ascontiguousarray(folded), keep - (total - safe), nan="lowest"))
     blocks = np.concatenate([best, always], axis=1)
-    return give(blocks.reshape(*view.shape[:-1], keep), view.torch)
+    result = give(blocks.reshape(*view.shape[:-1], keep), view.torch)
+    return result if device is None else result.to(device)

@@ -65,7 +65,7 @@ def window_scores(
 
 
 def _softmax(scaled: torch.Tensor, nan: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the causal softmax of ``(..., group, window, n)``, and which columns ``(..., n)`` are left out of it."""
+    """Return the causal softmax of ``(..., group, window, n)``, and which columns ``(..., n)`` have no number in it."""
     window, n = scaled.shape[-2:]
     future = torch.ones(window, n, dtype=torch.bool, device=scaled.device).triu_(1 + n - window)
     scaled = scaled.masked_fill(future, -torch.inf)
@@ -73,7 +73,7 @@ def _softmax(scaled: torch.Tensor, nan: str) -> tuple[torch.Tensor, torch.Tensor
     if nan == "raise":
         _refuse(scaled, bad, "no logit may be NaN or +inf, also after scaling")
     left_out = bad.flatten(-3, -2).any(dim=-2)
-    scaled = scaled.masked_fill(left_out[..., None, None, :], -torch.inf)
+    scaled = scaled.masked_fill(bad, -torch.inf)
     blind = (scaled == -torch.inf).all(dim=-1, keepdim=True)
     if nan == "raise" and bool(blind.any()):
         raise ValueError("attn: every query must see a position, all logits of one are -inf")

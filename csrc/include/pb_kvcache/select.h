@@ -56,9 +56,10 @@ typedef enum pb_kvcache_pooling {
 } pb_kvcache_pooling;
 
 /*
- * What is done about numbers that are none. _LOWEST: a position for which any query of the group has a NaN or +inf
- * (logits: also after scaling) is left out of the softmax and of the neighbours' pools, its score is -inf, and it ranks
- * below everything else; a query that sees nothing adds nothing. In scores every NaN and infinity counts as -inf.
+ * What is done about numbers that are none. _LOWEST: a NaN or +inf (logits: also after scaling) is left out of its
+ * query's softmax; a position for which any query of the group has one gets the score -inf, is left out of its
+ * neighbours' pools and ranks below everything else. A query that sees nothing adds nothing. In scores every NaN and
+ * infinity counts as -inf.
  */
 typedef enum pb_kvcache_nan {
     PB_KVCACHE_NAN_REFUSE = 0,
