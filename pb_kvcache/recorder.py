@@ -119,20 +119,28 @@ def record(
     if integer("tokens", tokens) < 2:
         raise ValueError(f"tokens = {tokens}: must be at least 2")
     model, tokenizer = load_model(path)
+    path = Path(path)
+    fields = _gguf_fields(path) if path.is_file() else {}
     # The start of the text is enough; a tokenizer warns where all of a book is longer than its model can read.
-    ids = tokenizer(text[: 64 * tokens])["input_ids"]
+    start = text[: 64 * tokens]
+    if "add_bos_token" in fields:  # what the file says; releases of transformers differ in whether they heed it
+        ids = tokenizer(start, add_special_tokens=False)["input_ids"]
+        if fields["add_bos_token"]:
+            ids = [tokenizer.bos_token_id, *ids]
+    else:
+        ids = tokenizer(start)["input_ids"]
     if len(ids) < tokens:
         raise ValueError(f"tokens = {tokens}: the text has only {len(ids)}")
     ids = [int(i) for i in ids[:tokens]]
     read = tokenizer.decode(ids)
-    path = Path(path)
     found: dict[str, Any] = {
         "model": {"name": path.stem if path.is_file() else path.name, "type": model.config.model_type},
         "text": {"sha256_of_recorded_part": hashlib.sha256(read.encode("utf-8")).hexdigest()},
         "token_ids": ids,
     }
     if path.is_file():
-        found["model"] |= {"file": path.name, "sha256": _sha256(path), **_gguf_fields(path)}
+        found["model"] |= {"file": path.name, "sha256": _sha256(path)}
+        found["model"] |= {key: fields[key] for key in ("name_in_file", "licence", "architecture") if key in fields}
     for key, value in (metadata or {}).items():
         if isinstance(found.get(key), dict) and isinstance(value, Mapping):
             found[key] |= value
@@ -231,11 +239,16 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _gguf_fields(path: Path) -> dict[str, str]:
+def _gguf_fields(path: Path) -> dict[str, Any]:
     """Return what a GGUF file says of its model: name, licence, ..."""
     reader = _extra("gguf").GGUFReader(path)
-    wanted = {"general.name": "name_in_file", "general.license": "licence", "general.architecture": "architecture"}
-    return {ours: str(reader.fields[theirs].contents()) for theirs, ours in wanted.items() if theirs in reader.fields}
+    wanted = {
+        "general.name": "name_in_file",
+        "general.license": "licence",
+        "general.architecture": "architecture",
+        "tokenizer.ggml.add_bos_token": "add_bos_token",
+    }
+    return {ours: reader.fields[theirs].contents() for theirs, ours in wanted.items() if theirs in reader.fields}
 
 
 def _versions() -> dict[str, str]:
