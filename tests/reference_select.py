@@ -67,3 +67,97 @@ def select(attn, budget, kv_heads, window, kernel=7, pooling="max", **options):
     scores = window_scores(attn, kv_heads, **options)
     tail = list(range(n - window, n))
     return [top(pool(row, kernel, pooling), budget - window) + tail for row in scores]
+
+
+# ---- To the bit: the definition's own float32 operations, one numpy operation at a time ----
+
+F = np.float32
+
+
+def exact_exp(t):
+    """Return exp of an array of float32 <= 0 as the definition computes it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        shifted = t * F(float.fromhex("0x1.715476p+0")) + F(12582912)
+        k = shifted - F(12582912)
+        r = (t - k * F(float.fromhex("0x1.63p-1"))) - k * F(float.fromhex("-0x1.bd0106p-13"))
+        q = np.full_like(t, F(float.fromhex("0x1.6a2434p-10")))
+        for coefficient in ("0x1.1239e2p-7", "0x1.5558f2p-5", "0x1.555492p-3", "0x1.fffffcp-2"):
+            q = q * r + F(float.fromhex(coefficient))
+        power = (q * (r * r) + r) + F(1)
+        # k is the power of two: scaling by it is exact.
+        scaled = np.ldexp(power, np.nan_to_num(k, nan=0, neginf=0, posinf=0).astype(int)).astype(F)
+    return np.where(t >= F(-87.25), scaled, F(0))
+
+
+def exact_sum(e):
+    """Return a row's sum: 16 interleaved float32 sums per 1024 elements, folded in halves; the tiles in double."""
+    total = 0.0
+    for start in range(0, len(e), 1024):
+        lanes = np.zeros(16, F)
+        tile = e[start : start + 1024]
+        for i in range(0, len(tile), 16):
+            part = tile[i : i + 16]
+            lanes[: len(part)] += part
+        while len(lanes) > 1:
+            lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+        total += float(lanes[0])
+    return total
+
+
+def exact_scores(attn, kv_heads, reduce="mean", from_logits=False, scale=1.0, lowest=False):
+    """``window_scores`` of float32 to the bit; numbers that are none only with `lowest`."""
+    q_heads, window, n = attn.shape
+    past = n - window
+    group = q_heads // kv_heads
+    means = np.zeros((q_heads, past), F)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for q in range(q_heads):
+            sums = np.zeros(past, F)
+            for w in range(window):
+                if not from_logits:
+                    row = attn[q, w, :past]
+                    sums = sums + (np.where(np.isfinite(row), row, F(-np.inf)) if lowest else row)
+                    continue
+                row = attn[q, w, : past + w + 1]
+                bad = ~(row * F(scale) < F(np.inf))
+                row = np.where(bad, F(-np.inf), row)
+                shift = row.max() * F(scale)
+                e = np.zeros(len(row), F)
+                factor = F(1)
+                if shift > -np.inf:
+                    e = exact_exp(row * F(scale) - shift)
+                    factor = F(1.0 / exact_sum(e))
+                e = np.where(bad, F(-np.inf), e)
+                sums = sums + e[:past] * factor
+            means[q] = sums / F(window)
+    scores = np.zeros((kv_heads, past), F)
+    for h in range(kv_heads):
+        heads = means[h * group : (h + 1) * group]
+        total = heads[0]
+        for mean in heads[1:]:
+            total = np.maximum(total, mean) if reduce == "max" else total + mean
+        absent = np.isneginf(heads).any(axis=0)
+        scores[h] = np.where(absent, F(-np.inf), total / F(group) if reduce == "mean" else total)
+    return scores
+
+
+def exact_average(scores, kernel):
+    """Average pooling of a row of finite float32 to the bit: blocks of 1, 2, 4, ... neighbours, in double."""
+    n = len(scores)
+    half = min((kernel - 1) // 2, n - 1)
+    width = 2 * half + 1
+    padded = np.concatenate([np.zeros(half), np.asarray(scores, np.float64), np.zeros(half)])
+
+    def block(start, length):
+        return padded[start] if length == 1 else block(start, length // 2) + block(start + length // 2, length // 2)
+
+    pooled = []
+    for i in range(n):
+        total, offset, bit = 0.0, 0, 1
+        while bit <= width:
+            if width & bit:
+                total += block(i + offset, bit)
+                offset += bit
+            bit *= 2
+        pooled.append(F(total / (min(n, i + half + 1) - max(0, i - half))))
+    return np.array(pooled, F)

@@ -68,6 +68,42 @@ def test_scores_of_probabilities_are_their_mean(shape, reduce, seed):
     np.testing.assert_allclose(got, reference.window_scores(weights, shape[0], reduce), rtol=3e-6)
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    shapes(),
+    st.sampled_from(["mean", "max", "sum"]),
+    st.sampled_from([1.0, 0.3, 17.0]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+def test_scores_are_the_definition_to_the_bit(shape, reduce, scale, from_logits, absent, seed):
+    attn = logits_of(shape, seed)
+    if not from_logits:
+        attn = np.abs(attn)
+    if absent:
+        rng = np.random.default_rng(seed)
+        for bad in (np.nan, np.inf, -np.inf) if from_logits else (np.nan, np.inf):
+            attn[rng.random(attn.shape) < 0.02] = bad
+    got = pb.window_scores(
+        attn,
+        num_kv_heads=shape[0],
+        reduce=reduce,
+        from_logits=from_logits,
+        scale=scale,
+        nan="lowest" if absent else "raise",
+    )
+    want = reference.exact_scores(attn, shape[0], reduce, from_logits, scale, absent)
+    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 40).map(lambda half: 2 * half + 1), st.integers(0, 2**32))
+def test_averages_are_the_definition_to_the_bit(n, kernel, seed):
+    scores = np.random.default_rng(seed).normal(size=n).astype(np.float32)
+    np.testing.assert_array_equal(pb.pool_scores(scores, kernel, "avg"), reference.exact_average(scores, kernel))
+
+
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("from_logits", [False, True])
 def test_half_precision_is_read_as_the_float32_that_it_is(kind, from_logits):

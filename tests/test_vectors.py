@@ -55,7 +55,14 @@ def test_a_wrong_value_fails_in_both_languages(kind: str, tmp_path: Path, c_buil
 
 
 #: A kind's answers that are numbers or lists of them: the members of a case, at any depth.
-ANSWERS = {"pyramid_budget": "share", "plan": "budgets", "policy": "victims", "stack": "victims"}
+ANSWERS = {
+    "pyramid_budget": "share",
+    "plan": "budgets",
+    "policy": "victims",
+    "stack": "victims",
+    "select": "kept",
+    "compact": "front",
+}
 
 
 def _changed(kind: str) -> tuple[str, dict[str, object]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import budget, plan, policy, stack
+from . import budget, plan, policy, select, stack
 
 #: What runs the cases of a kind: it raises AssertionError where a case fails.
 RUNNERS: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -20,6 +20,8 @@ RUNNERS: dict[str, Callable[[dict[str, Any]], None]] = {
     "plan": plan.run,
     "policy": policy.run,
     "refusal": policy.run_refusal,
+    "select": select.run,
+    "compact": select.run_compact,
     "stack": stack.run,
     "stack_refusal": stack.run_refusal,
 }

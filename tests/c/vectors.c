@@ -16,6 +16,8 @@ static const struct {
     {"plan", vectors_plan},
     {"policy", vectors_policy},
     {"refusal", vectors_refusal},
+    {"select", vectors_select},
+    {"compact", vectors_compact},
     {"stack", vectors_stack},
     {"stack_refusal", vectors_stack_refusal},
 };
@@ -65,6 +67,14 @@ pb_kvcache_status vectors_status(const json *name)
         {"plan_bounds", PB_KVCACHE_ERROR_PLAN_BOUNDS},
         {"plan_block", PB_KVCACHE_ERROR_PLAN_BLOCK},
         {"plan_minimum", PB_KVCACHE_ERROR_PLAN_MINIMUM},
+        {"window", PB_KVCACHE_ERROR_WINDOW},
+        {"heads", PB_KVCACHE_ERROR_HEADS},
+        {"scale", PB_KVCACHE_ERROR_SCALE},
+        {"logit", PB_KVCACHE_ERROR_LOGIT},
+        {"masked", PB_KVCACHE_ERROR_MASKED},
+        {"score", PB_KVCACHE_ERROR_SCORE},
+        {"budget_window", PB_KVCACHE_ERROR_BUDGET_WINDOW},
+        {"index", PB_KVCACHE_ERROR_INDEX},
         {"sinks", PB_KVCACHE_ERROR_SINKS},
     };
     if (json_is_null(name) || strcmp(json_string(name), "ok") == 0) {

@@ -16,6 +16,8 @@ vectors_run vectors_policy;         /* vectors_policy.c */
 vectors_run vectors_refusal;
 vectors_run vectors_stack; /* vectors_stack.c */
 vectors_run vectors_stack_refusal;
+vectors_run vectors_select; /* vectors_select.c */
+vectors_run vectors_compact;
 
 /* Say why the case failed; false, so that a runner can return it. */
 bool vectors_fail(const char *format, ...);

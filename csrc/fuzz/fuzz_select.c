@@ -1,0 +1,260 @@
+/*
+ * libFuzzer target: the prefill selection over arbitrary numbers, shapes, strides, budgets and buffers of exactly the
+ * size that was promised, checked against what the header says. Built with -fsanitize=fuzzer,address,undefined.
+ */
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pb_kvcache.h"
+
+typedef struct input {
+    const uint8_t *data;
+    size_t left;
+} input;
+
+static uint32_t take(input *in, size_t bytes)
+{
+    uint32_t value = 0;
+    for (; bytes > 0 && in->left > 0; --bytes, --in->left) {
+        value = value << 8 | *in->data++;
+    }
+    return value;
+}
+
+#define MUST(condition)                                                                                               \
+    do {                                                                                                              \
+        if (!(condition)) {                                                                                           \
+            abort();                                                                                                  \
+        }                                                                                                             \
+    } while (0)
+
+/* Mostly what is allowed, sometimes anything. */
+static size_t count_of(input *in, size_t most)
+{
+    const uint32_t kind = take(in, 1);
+    return kind < 0xF8 ? kind % (most + 1) : (kind == 0xF8 ? SIZE_MAX / (take(in, 1) + 1u) : take(in, 4));
+}
+
+static void ascending(const uint32_t *row, size_t count, size_t n)
+{
+    for (size_t i = 0; i < count; ++i) {
+        MUST(row[i] < n && (i == 0 || row[i] > row[i - 1]));
+    }
+}
+
+static void fuzz_select(input *in)
+{
+    /* A buffer that holds what the strides reach, and shapes that sometimes claim more than is allowed. */
+    const size_t window = 1 + take(in, 1) % 4;
+    const size_t n = window + 1 + take(in, 2) % 600;
+    const size_t kv_heads = 1 + take(in, 1) % 3;
+    const size_t q_heads = kv_heads * (1 + take(in, 1) % 3);
+    const size_t row_stride = n + take(in, 1) % 3;
+    const size_t head_stride = window * row_stride + take(in, 1) % 3;
+    const int dtype = (int)(take(in, 1) % 3);
+    const size_t size = dtype == PB_KVCACHE_FLOAT32 ? 4 : 2;
+    const size_t bytes = ((q_heads - 1) * head_stride + (window - 1) * row_stride + n) * size;
+    unsigned char *data = malloc(bytes);
+    const uint32_t kind = take(in, 1);
+    for (size_t i = 0; i < bytes; ++i) {
+        data[i] = (unsigned char)(in->left > 64 ? take(in, 1) : i * kind);
+        if ((kind & 1) == 0 && i % size == size - 1) {
+            data[i] &= 0x3F; /* mostly decent numbers */
+        }
+    }
+    pb_kvcache_attention attn = {.data = data,
+                                 .dtype = (pb_kvcache_dtype)dtype,
+                                 .logits = (int)(take(in, 1) & 1),
+                                 .scale = 0.25f,
+                                 .num_q_heads = q_heads,
+                                 .num_kv_heads = kv_heads,
+                                 .window = window,
+                                 .n = n,
+                                 .head_stride = (ptrdiff_t)head_stride,
+                                 .row_stride = (ptrdiff_t)row_stride};
+    pb_kvcache_select_params params = {(pb_kvcache_reduce)(take(in, 1) % 3), (pb_kvcache_pooling)(take(in, 1) % 2),
+                                       2 * count_of(in, 8) + 1, (pb_kvcache_nan)(take(in, 1) % 2)};
+    if ((take(in, 1) & 15) == 0) { /* refused before the data is looked at */
+        uint32_t scale = take(in, 4);
+        memcpy(&attn.scale, &scale, sizeof attn.scale);
+        attn.window = count_of(in, window);
+        attn.num_kv_heads = count_of(in, kv_heads);
+        attn.n = attn.window < n ? n : count_of(in, n);
+        attn.n = attn.n < n ? attn.n : n;
+        params.kernel = count_of(in, 9);
+    }
+    const size_t heads = attn.num_kv_heads < 9 ? attn.num_kv_heads : 9;
+    const size_t first = heads > 0 ? take(in, 1) % heads : 0;
+    const size_t end = heads > 0 ? first + take(in, 1) % (heads - first + 1) : 0;
+    uint32_t budgets[9];
+    size_t most = 0;
+    for (size_t head = 0; head < 9; ++head) {
+        budgets[head] = (uint32_t)count_of(in, n + 1);
+        if (head >= first && head < end) {
+            const size_t kept = budgets[head] < attn.n ? budgets[head] : attn.n;
+            most = kept > most ? kept : most;
+        }
+    }
+    const size_t stride = most + take(in, 1) % 2;
+    const size_t capacity = end > first ? (end - 1) * stride + most : 0;
+    size_t needed = 0;
+    pb_kvcache_status status = pb_kvcache_select_workspace_size(&attn, &params, first, end, &needed);
+    if (status != PB_KVCACHE_OK) {
+        MUST(needed == 0);
+    } else if (needed < ((size_t)1 << 24) && stride < ((size_t)1 << 20)) {
+        const size_t lacking = take(in, 1) == 7 ? 1 : 0;
+        unsigned char *workspace = malloc(needed - lacking + 1);
+        uint32_t *indices = malloc((capacity + 1) * sizeof *indices);
+        memset(indices, 0xFF, (capacity + 1) * sizeof *indices);
+        unsigned char *before = malloc(bytes);
+        memcpy(before, data, bytes);
+        status = pb_kvcache_select(&attn, &params, budgets, first, end, workspace, needed - lacking, indices, stride,
+                                   capacity);
+        MUST(memcmp(before, data, bytes) == 0);
+        MUST(lacking == 0 || status != PB_KVCACHE_OK);
+        for (size_t head = first; head < end && status == PB_KVCACHE_OK; ++head) {
+            const size_t kept = budgets[head] < attn.n ? budgets[head] : attn.n;
+            const uint32_t *row = indices + head * stride;
+            ascending(row, kept, attn.n);
+            MUST(row[kept - attn.window] == attn.n - attn.window); /* the window is there */
+        }
+        for (size_t i = 0; status != PB_KVCACHE_OK && i <= capacity; ++i) {
+            MUST(indices[i] == UINT32_MAX);
+        }
+        free(before);
+        free(indices);
+        free(workspace);
+    }
+    free(data);
+}
+
+static void fuzz_scores(input *in)
+{
+    const size_t heads = 1 + take(in, 1) % 3;
+    const size_t n = take(in, 1) < 240 ? take(in, 1) : 4000 + take(in, 2) % 9000;
+    const pb_kvcache_nan nan = (pb_kvcache_nan)(take(in, 1) % 2);
+    const pb_kvcache_pooling pooling = (pb_kvcache_pooling)(take(in, 1) % 2);
+    const size_t kernel = count_of(in, 40);
+    float *scores = malloc((heads * n + 1) * sizeof *scores);
+    float *pooled = malloc((heads * n + 1) * sizeof *pooled);
+    uint32_t *indices = malloc((heads * n + 1) * sizeof *indices);
+    uint32_t *counts = malloc(heads * sizeof *counts);
+    uint32_t seed = take(in, 4) | 1u;
+    bool finite = true;
+    for (size_t i = 0; i < heads * n; ++i) {
+        if (in->left > 16) {
+            seed = take(in, 4);
+        } else {
+            seed ^= seed << 13;
+            seed ^= seed >> 17;
+            seed ^= seed << 5;
+        }
+        memcpy(scores + i, &seed, sizeof seed);
+        if (nan == PB_KVCACHE_NAN_REFUSE && (seed & 0x7F800000u) == 0x7F800000u && in->left % 7 != 0) {
+            scores[i] = 1.0f;
+        }
+        finite = finite && isfinite(scores[i]);
+    }
+    for (size_t head = 0; head < heads; ++head) {
+        counts[head] = (uint32_t)(take(in, 2) % (n + 1));
+    }
+    size_t needed = 0;
+    pb_kvcache_status status = pb_kvcache_pool_scores_workspace_size(n, pooling, kernel, &needed);
+    if (status == PB_KVCACHE_OK) {
+        unsigned char *workspace = malloc(needed + 1);
+        status = pb_kvcache_pool_scores(scores, n, heads, n, pooling, kernel, nan, workspace, needed, pooled, n,
+                                        heads * n);
+        MUST((status == PB_KVCACHE_OK) == (finite || nan == PB_KVCACHE_NAN_LOWEST));
+        for (size_t i = 0; status == PB_KVCACHE_OK && i < heads * n; ++i) {
+            MUST(isfinite(scores[i]) ? isfinite(pooled[i]) && (pooling != PB_KVCACHE_POOL_MAX || pooled[i] >= scores[i])
+                                     : pooled[i] == -INFINITY);
+        }
+        free(workspace);
+    } else {
+        MUST(kernel % 2 == 0);
+    }
+    status = pb_kvcache_select_top(scores, n, heads, n, counts, nan, indices, n, heads * n);
+    MUST((status == PB_KVCACHE_OK) == (finite || nan == PB_KVCACHE_NAN_LOWEST));
+    for (size_t head = 0; head < heads && status == PB_KVCACHE_OK; ++head) {
+        const uint32_t *row = indices + head * n;
+        const float *mine = scores + head * n;
+        ascending(row, counts[head], n);
+        /* Nothing that was left is better than the worst that was taken, or equal and to the left of it. */
+        float worst = INFINITY;
+        for (size_t i = 0; i < counts[head]; ++i) {
+            const float score = isfinite(mine[row[i]]) ? mine[row[i]] : -INFINITY;
+            worst = score < worst ? score : worst;
+        }
+        bool passed = false; /* one equal to the worst was left */
+        for (size_t i = 0, next = 0; i < n && counts[head] > 0; ++i) {
+            const float score = isfinite(mine[i]) ? mine[i] : -INFINITY;
+            if (next < counts[head] && row[next] == i) {
+                MUST(!(passed && score == worst));
+                ++next;
+            } else {
+                MUST(score <= worst);
+                passed = passed || score == worst;
+            }
+        }
+    }
+    free(scores);
+    free(pooled);
+    free(indices);
+    free(counts);
+}
+
+static void fuzz_compact(input *in)
+{
+    const size_t heads = 1 + take(in, 1) % 3;
+    const size_t n = 1 + take(in, 1) % 40;
+    const size_t row = take(in, 1) % 9;
+    const bool outermost = (take(in, 1) & 1) != 0;
+    const size_t bytes = heads * n * row;
+    unsigned char *data = malloc(bytes + 1);
+    unsigned char *before = malloc(bytes + 1);
+    uint32_t *indices = malloc(heads * n * sizeof *indices);
+    uint32_t *counts = malloc(heads * sizeof *counts);
+    for (size_t i = 0; i < bytes; ++i) {
+        before[i] = data[i] = (unsigned char)(i * 131);
+    }
+    for (size_t head = 0; head < heads; ++head) {
+        counts[head] = take(in, 1) % (uint32_t)(n + 1);
+        uint32_t next = 0;
+        for (size_t i = 0; i < counts[head]; ++i) {
+            const uint32_t step = take(in, 1);
+            next = step == 255 ? take(in, 4) : next + step % 3;
+            indices[head * n + i] = next;
+        }
+    }
+    const pb_kvcache_rows rows = {data, heads, n, row, (ptrdiff_t)(outermost ? row : n * row),
+                                  (ptrdiff_t)(outermost ? heads * row : row)};
+    const pb_kvcache_status status = pb_kvcache_compact(&rows, 0, heads, indices, n, counts);
+    MUST(status == PB_KVCACHE_OK || memcmp(data, before, bytes) == 0);
+    for (size_t head = 0; head < heads && status == PB_KVCACHE_OK; ++head) {
+        ascending(indices + head * n, counts[head], n);
+        for (size_t i = 0; i < counts[head]; ++i) {
+            const size_t base = head * (size_t)rows.head_stride;
+            MUST(memcmp(data + base + i * (size_t)rows.row_stride,
+                        before + base + indices[head * n + i] * (size_t)rows.row_stride, row)
+                 == 0);
+        }
+    }
+    free(data);
+    free(before);
+    free(indices);
+    free(counts);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    input in = {data, size};
+    switch (take(&in, 1) % 3) {
+    case 0: fuzz_select(&in); break;
+    case 1: fuzz_scores(&in); break;
+    default: fuzz_compact(&in); break;
+    }
+    return 0;
+}

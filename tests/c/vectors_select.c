@@ -1,0 +1,170 @@
+/* Kinds "select" (attention of a window, what each KV head keeps) and "compact" (rows moved to the front). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "vectors.h"
+
+static int choice(const json *test, const char *key, const char *const *names)
+{
+    const char *name = json_string(json_need(test, key));
+    int i = 0;
+    while (names[i] != NULL && strcmp(names[i], name) != 0) {
+        ++i;
+    }
+    return i;
+}
+
+/* The elements of attn, one after the other: floats, or the bits of 16-bit ones. */
+static void *elements(const json *attn, bool wide, size_t *window, size_t *n)
+{
+    const json *first = attn->child;
+    *window = first->length;
+    *n = first->child->length;
+    char *data = malloc(attn->length * *window * *n * sizeof(float));
+    size_t at = 0;
+    for (const json *head = first; head != NULL; head = head->next) {
+        for (const json *row = head->child; row != NULL; row = row->next) {
+            size_t count;
+            if (wide) {
+                float *floats = json_floats(row, &count);
+                memcpy(data + at, floats, count * sizeof *floats);
+                at += count * sizeof *floats;
+                free(floats);
+            } else {
+                uint32_t *bits = json_u32s(row, &count);
+                for (size_t i = 0; i < count; ++i, at += sizeof(uint16_t)) {
+                    const uint16_t half = (uint16_t)bits[i];
+                    memcpy(data + at, &half, sizeof half);
+                }
+                free(bits);
+            }
+        }
+    }
+    return data;
+}
+
+/* Are the scores, to the bit, those of the case? */
+static bool same_scores(const json *test, const float *scores, size_t scored)
+{
+    bool good = true;
+    for (const json *row = json_need(test, "scores")->child; row != NULL; row = row->next, scores += scored) {
+        size_t count;
+        float *want = json_floats(row, &count);
+        good = good && count == scored && memcmp(want, scores, scored * sizeof *want) == 0;
+        free(want);
+    }
+    return good;
+}
+
+static bool same_indices(const json *rows, const uint32_t *indices, size_t stride)
+{
+    bool good = true;
+    for (const json *row = rows->child; row != NULL; row = row->next, indices += stride) {
+        size_t count;
+        uint32_t *want = json_u32s(row, &count);
+        good = good && (count == 0 || memcmp(want, indices, count * sizeof *want) == 0);
+        good = good && (count == stride || indices[count] == UINT32_MAX); /* and no more than that was written */
+        free(want);
+    }
+    return good;
+}
+
+bool vectors_select(const json *test)
+{
+    static const char *const dtypes[] = {"float32", "float16", "bfloat16", NULL};
+    static const char *const reduces[] = {"mean", "max", "sum", NULL};
+    static const char *const poolings[] = {"max", "avg", NULL};
+    static const char *const nans[] = {"raise", "lowest", NULL};
+    size_t window;
+    size_t n;
+    size_t heads;
+    const json *attn_json = json_need(test, "attn");
+    const int dtype = choice(test, "dtype", dtypes);
+    void *data = elements(attn_json, dtype == 0, &window, &n);
+    uint32_t *budgets = json_u32s(json_need(test, "budgets"), &heads);
+    const pb_kvcache_attention attn = {.data = data,
+                                       .dtype = (pb_kvcache_dtype)dtype,
+                                       .logits = json_need(test, "logits")->type == JSON_TRUE,
+                                       .scale = (float)json_double(json_need(test, "scale")),
+                                       .num_q_heads = attn_json->length,
+                                       .num_kv_heads = json_u32(json_need(test, "kv_heads")),
+                                       .window = window,
+                                       .n = n,
+                                       .head_stride = (ptrdiff_t)(window * n),
+                                       .row_stride = (ptrdiff_t)n};
+    const pb_kvcache_select_params params = {(pb_kvcache_reduce)choice(test, "reduce", reduces),
+                                             (pb_kvcache_pooling)choice(test, "pooling", poolings),
+                                             json_u32(json_need(test, "kernel")),
+                                             (pb_kvcache_nan)choice(test, "nan", nans)};
+    const pb_kvcache_status want = vectors_status(json_get(test, "status"));
+    const size_t scored = n > window ? n - window : 0;
+    size_t size = 0;
+    uint32_t *indices = malloc(heads * n * sizeof *indices);
+    float *scores = malloc((heads * scored + 1) * sizeof *scores);
+    memset(indices, 0xFF, heads * n * sizeof *indices);
+    pb_kvcache_status status = pb_kvcache_select_workspace_size(&attn, &params, 0, heads, &size);
+    void *workspace = malloc(size + 1);
+    if (status == PB_KVCACHE_OK) {
+        status = pb_kvcache_select(&attn, &params, budgets, 0, heads, workspace, size, indices, n, heads * n);
+    }
+    bool good = status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
+    if (good && want == PB_KVCACHE_OK) {
+        good = same_indices(json_need(test, "kept"), indices, n) || vectors_fail("kept differs");
+        status = pb_kvcache_window_scores(&attn, params.reduce, params.nan, 0, heads, workspace, size, scores, scored,
+                                          heads * scored);
+        good = good
+               && ((status == PB_KVCACHE_OK && same_scores(test, scores, scored))
+                   || vectors_fail("scores differ, status %d", (int)status));
+    }
+    free(workspace);
+    free(scores);
+    free(indices);
+    free(budgets);
+    free(data);
+    return good;
+}
+
+bool vectors_compact(const json *test)
+{
+    const size_t heads = json_u32(json_need(test, "heads"));
+    const size_t n = json_u32(json_need(test, "n"));
+    const size_t row = json_u32(json_need(test, "row_bytes"));
+    const pb_kvcache_status want = vectors_status(json_get(test, "status"));
+    unsigned char *data = malloc(heads * n * row);
+    unsigned char *before = malloc(heads * n * row);
+    uint32_t *indices = malloc(heads * n * sizeof *indices);
+    uint32_t *counts = malloc(heads * sizeof *counts);
+    for (size_t i = 0; i < heads * n * row; ++i) {
+        before[i] = data[i] = (unsigned char)(31 * (i / (n * row)) + 7 * (i / row % n) + i % row);
+    }
+    size_t head = 0;
+    for (const json *kept = json_need(test, "indices")->child; kept != NULL; kept = kept->next, ++head) {
+        size_t count;
+        uint32_t *listed = json_u32s(kept, &count);
+        memcpy(indices + head * n, listed, count * sizeof *listed);
+        counts[head] = (uint32_t)count;
+        free(listed);
+    }
+    const pb_kvcache_rows rows = {data, heads, n, row, (ptrdiff_t)(n * row), (ptrdiff_t)row};
+    const pb_kvcache_status status = pb_kvcache_compact(&rows, 0, heads, indices, n, counts);
+    bool good = status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
+    if (good && want != PB_KVCACHE_OK) {
+        good = memcmp(data, before, heads * n * row) == 0 || vectors_fail("refused, but moved");
+    } else if (good) {
+        size_t at = 0;
+        for (const json *front = json_need(test, "front")->child; front != NULL; front = front->next, at += n * row) {
+            size_t to = at;
+            for (const json *one = front->child; one != NULL; one = one->next) {
+                for (const json *byte = one->child; byte != NULL; byte = byte->next, ++to) {
+                    good = good && data[to] == json_u32(byte);
+                }
+            }
+        }
+        good = good || vectors_fail("front differs");
+    }
+    free(data);
+    free(before);
+    free(indices);
+    free(counts);
+    return good;
+}

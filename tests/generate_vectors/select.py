@@ -1,0 +1,191 @@
+"""Vectors of kinds ``select`` (attention of a window, what each KV head keeps) and ``compact`` (rows moved)."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+
+from .. import reference_select as reference
+
+F = np.float32
+
+
+def number(value: float) -> float | str:
+    """Return a float as JSON holds it."""
+    value = float(value)
+    if math.isnan(value):
+        return "nan"
+    return ("inf" if value > 0 else "-inf") if math.isinf(value) else value
+
+
+def case(name: str, attn: Any, budgets: list[int], status: str | None = None, **changes: Any) -> dict[str, Any]:
+    """Return a case of kind ``select``, with its answers where no status says that there are none."""
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "logits": False,
+        "scale": 1.0,
+        "kv_heads": len(budgets),
+        "reduce": "mean",
+        "pooling": "max",
+        "kernel": 3,
+        "nan": "raise",
+        **changes,
+    }
+    attn = np.array(attn)
+    if options["dtype"] == "float32":
+        attn = attn.astype(F)
+        written: Any = [[[number(x) for x in row] for row in head] for head in attn]
+    else:  # bits
+        written = attn.tolist()
+        bits = attn.astype(np.uint16)
+        attn = bits.view(np.float16).astype(F) if options["dtype"] == "float16" else as_bfloat(bits)
+    answer: dict[str, Any] = {"status": status} if status else answers(attn, budgets, options)
+    return {"name": name, **options, "budgets": budgets, "attn": written, **answer}
+
+
+def as_bfloat(bits: Any) -> Any:
+    return (bits.astype(np.uint32) << 16).view(F)
+
+
+def answers(attn: Any, budgets: list[int], options: dict[str, Any]) -> dict[str, Any]:
+    lowest = options["nan"] == "lowest"
+    scores = reference.exact_scores(
+        attn, options["kv_heads"], options["reduce"], options["logits"], options["scale"], lowest
+    )
+    window, n = attn.shape[1:]
+    kept = []
+    for row, budget in zip(scores, budgets, strict=True):
+        if options["pooling"] == "avg" and np.isfinite(row).all():
+            pooled = reference.exact_average(row, options["kernel"])
+        else:
+            pooled = reference.pool(row, options["kernel"], options["pooling"])
+        best = reference.top(pooled, min(budget, n) - window) if budget < n else list(range(n - window))
+        kept.append([*best, *range(n - window, n)])
+    return {"scores": [[number(x) for x in row] for row in scores], "kept": kept}
+
+
+def by_hand() -> list[dict[str, Any]]:
+    """Cases whose answers follow from the rules by a few additions."""
+    ramp = [[[0.5, 0.25, 0.125, 0.0625, 0.0, 0.0, 0.0625, 0.0]]]
+    cases = [
+        case("the best stay and the window", ramp, [4], kernel=1),
+        case("a budget of the window keeps the window", ramp, [1]),
+        case("a budget of everything keeps everything", ramp, [8]),
+        case("a larger budget keeps everything too", ramp, [4294967295]),
+        case("equal scores: the lower positions", [[[0.25] * 9] * 2], [5]),
+        case("zeros: the lower positions, and never the window for them", [[[0.0] * 9] * 2], [5]),
+        case("zero and minus zero tie", [[[-0.0, 0.0, -0.0, 0.0, 0.5]]], [3], kernel=1),
+        case("a maximum is spread to its neighbours", [[[0, 0, 0, 0, 1, 0, 0, 0, 0.5, 0.5, 0]]], [4]),
+        case("a kernel wider than everything ties everything", [[[0, 1, 0, 0, 0, 0]]], [3], kernel=31),
+        case("an average divides by the neighbours there are", [[[3, 0, 0, 2.25, 1.5, 0, 1]]], [4], pooling="avg"),
+        case("the mean of a group", [[[1, 0, 0.5, 0]], [[0, 0.75, 0.5, 0]]], [2], kernel=1),
+        case("the maximum of a group", [[[1, 0, 0.5, 0]], [[0, 0.75, 0.5, 0]]], [2], kernel=1, reduce="max"),
+        case("the sum of a group", [[[1, 0, 0.5, 0]], [[0, 1.25, 0.5, 0]]], [2], kernel=1, reduce="sum"),
+        case("groups are consecutive heads", [[[i == h for i in range(6)]] for h in range(4)], [2, 3], kernel=1),
+        case("what the window gives itself is not read", [[[0.25, 0.5, "nan", -1], [0.5, 0.25, 9, 9]]], [3], kernel=1),
+        case("equal logits: later queries see more", [[[2.0] * 7] * 3], [5], logits=True, kernel=1),
+        case("a query does not see what follows it", [[[0, 1, 2, "nan"], [0, 1, 2, 3]]], [3], logits=True, kernel=1),
+        case("a position masked for every query", [[[1, "-inf", 2, 0]]], [3], logits=True, kernel=1),
+        case("logits far apart", [[[3e38, -3e38, 3e38, 0.0]]], [2], logits=True, kernel=1),
+        case("float16", [[[0x3C00, 0x0001, 0x3800, 0x3801, 0x03FF, 0x0400]]], [3], dtype="float16", kernel=1),
+        case("bfloat16", [[[0x3F80, 0x0001, 0x3F00, 0x3F01, 0x0000, 0x0080]]], [3], dtype="bfloat16", kernel=1),
+    ]
+    for values, logits in (([0.5, "nan", 0.25, 1], False), ([0.5, "inf", 0.25, 1], False), ([0, "nan", 5, 1], True)):
+        text = f"{values[1]} among {'logits' if logits else 'probabilities'}"
+        status = "logit" if logits else "attn_value"
+        cases.append(case(f"{text}, refused", [[values]], [2], status, logits=logits))
+        cases.append(case(f"{text}, lowest", [[values]], [3], logits=logits, nan="lowest"))
+    cases += [
+        case("+inf among logits, lowest", [[[1, 2, "inf", 3, 4, 5]]], [5], logits=True, nan="lowest"),
+        case("a negative probability", [[[0.5, -0.25, 0, 0]]], [2], "attn_value"),
+        case("a negative probability is no NaN", [[[0.5, -0.25, 0, 0]]], [2], "attn_value", nan="lowest"),
+        case("minus infinity is no probability", [[[0.5, "-inf", 0, 0]]], [2], "attn_value", nan="lowest"),
+        case("float16 that overflowed", [[[0x3C00, 0x7C00, 0, 0]]], [2], "logit", dtype="float16", logits=True),
+        case("a logit that overflows when scaled", [[[0, 1e38, 0, 0]]], [2], "logit", logits=True, scale=100.0),
+        case("a query that sees nothing", [[["-inf"] * 4]], [2], "masked", logits=True),
+        case(
+            "a query that sees nothing, lowest",
+            [[["-inf"] * 4, [1, 2, 3, 4]]],
+            [3],
+            logits=True,
+            nan="lowest",
+            kernel=1,
+        ),
+        case("sums that overflow", [[[3e38, 1, 1, 1], [3e38, 1, 1, 1]]], [3], "score"),
+        case("a budget below the window", [[[0.5] * 5] * 3], [2], "budget_window"),
+        case("a window of everything", [[[0.5] * 3] * 3], [3], "window"),
+        case("an even kernel", ramp, [3], "pool_kernel", kernel=2),
+        case("a kernel of 0", ramp, [3], "pool_kernel", kernel=0),
+        case("heads that do not divide", [[[0.5] * 5]] * 3, [2, 2], "heads"),
+        case("a scale of 0", ramp, [3], "scale", logits=True, scale=0.0),
+    ]
+    return cases
+
+
+def at_random() -> list[dict[str, Any]]:
+    rng = random.Random(3)
+    cases = []
+    for index in range(24):
+        kv_heads, group, window = rng.randint(1, 3), rng.randint(1, 3), rng.randint(1, 4)
+        n = window + rng.randint(2, 30)
+        logits = index % 2 == 0
+        levels = rng.choice([3, 1000])
+        attn = [
+            [
+                [(rng.randint(-levels, levels) if logits else rng.randint(0, levels)) / 64 for _ in range(n)]
+                for _ in range(window)
+            ]
+            for _ in range(kv_heads * group)
+        ]
+        cases.append(
+            case(
+                f"at random {index}",
+                attn,
+                [rng.randint(window, n + 1) for _ in range(kv_heads)],
+                logits=logits,
+                scale=rng.choice([1.0, 0.125, 2.5]),
+                reduce=rng.choice(["mean", "max", "sum"]),
+                pooling=rng.choice(["max", "avg"]),
+                kernel=rng.choice([1, 3, 5, 7, 99]),
+            )
+        )
+    return cases
+
+
+def select() -> dict[str, Any]:
+    return {
+        "kind": "select",
+        "about": "Prefill selection: window scores to the bit, and the positions that each KV head keeps.",
+        "cases": by_hand() + at_random(),
+    }
+
+
+def compaction(
+    name: str, heads: int, n: int, indices: list[list[int]], status: str | None = None, row: int = 2
+) -> dict[str, Any]:
+    """Return a case of kind ``compact``: byte b of row i of head h is (31 h + 7 i + b) modulo 256."""
+    front = [[[(31 * h + 7 * i + b) % 256 for b in range(row)] for i in kept] for h, kept in enumerate(indices)]
+    answer: dict[str, Any] = {"status": status} if status else {"front": front}
+    return {"name": name, "heads": heads, "n": n, "row_bytes": row, "indices": indices, **answer}
+
+
+def compact() -> dict[str, Any]:
+    return {
+        "kind": "compact",
+        "about": "Rows of keys or values moved to the front of each head, in place.",
+        "cases": [
+            compaction("single rows and runs", 2, 9, [[1, 2, 3, 7, 8], [0, 1, 4, 5, 8]]),
+            compaction("everything", 1, 5, [[0, 1, 2, 3, 4]]),
+            compaction("the last row", 2, 6, [[5], [5]], row=5),
+            compaction("ragged heads, one of them empty", 3, 6, [[0, 2, 4], [], [1, 3, 4, 5]], row=3),
+            compaction("an index that is not below n", 2, 4, [[0, 1], [2, 4]], "index"),
+            compaction("indices that do not ascend", 2, 4, [[0, 1], [2, 1]], "index"),
+            compaction("an index twice", 2, 4, [[0, 1], [2, 2]], "index"),
+        ],
+    }
+
+
+FILES = {"select.json": select, "compact.json": compact}
