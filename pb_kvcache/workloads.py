@@ -25,7 +25,7 @@ import struct
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,12 @@ class Trace(ABC):
 
     def layer(self, layer: int) -> npt.NDArray[Any]:
         """Return one layer's packed lower triangle, step after step: shape ``(length * (length - 1) // 2,)``."""
+        self._check_layer(layer)
         return np.concatenate([self.rows(step)[layer] for step in range(1, self.length)])
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.num_layers:
+            raise IndexError(f"layer = {layer}: must be between 0 and {self.num_layers - 1}")
 
     @property
     def steps(self) -> int:
@@ -191,7 +196,8 @@ class PackedTrace(Trace):
             raise ValueError(
                 f"weights: has shape {weights.shape}, must be ({size},) for {num_layers} layers and {length} positions"
             )
-        self.weights = weights
+        self.weights: npt.NDArray[Any] = weights.view()
+        self.weights.flags.writeable = False  # rows() hands out parts of it
         for step in range(1, self.length):
             rows = self.rows(step)
             sums = rows.sum(axis=1, dtype=np.float64)
@@ -205,10 +211,12 @@ class PackedTrace(Trace):
             raise IndexError(f"step = {step}: must be between 1 and {self.length - 1}")
         start = self.num_layers * _pairs(step)
         block = self.weights[start : start + self.num_layers * step].reshape(self.num_layers, step)
-        return block.astype(np.float32, copy=False)
+        rows: npt.NDArray[np.float32] = block.astype(np.float32, copy=False)
+        return rows
 
     def layer(self, layer: int) -> npt.NDArray[Any]:
         """Return one layer's packed lower triangle, in the precision in which it is held."""
+        self._check_layer(layer)
         starts = (self.num_layers * _pairs(step) + layer * step for step in range(1, self.length))
         return np.concatenate([self.weights[start : start + step] for step, start in enumerate(starts, start=1)])
 
@@ -509,9 +517,9 @@ def save(path: str | os.PathLike[str], trace: Trace) -> None:
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             text = json.dumps(metadata, indent=1, sort_keys=True, ensure_ascii=False)
             _write_member(archive, "metadata", np.frombuffer(text.encode("utf-8"), np.uint8))
-            order = _by_position(trace.length)
             for layer in range(trace.num_layers):
-                bits = trace.layer(layer).astype(np.float16)[order].view(np.uint16)
+                weights = trace.layer(layer).astype(np.float16)
+                bits = np.concatenate([weights[index] for index in _columns(trace.length)]).view(np.uint16)
                 planes = np.stack([(bits >> 8).astype(np.uint8), (bits & 0xFF).astype(np.uint8)])
                 _write_member(archive, _member(layer), planes)
         partial.replace(target)
@@ -523,11 +531,12 @@ def _member(layer: int) -> str:
     return f"layer_{layer:03d}"
 
 
-def _by_position(length: int) -> npt.NDArray[np.int64]:
-    """Return where in the order by step each weight of the order by position stands."""
-    steps, positions = np.tril_indices(length, -1)
-    order: npt.NDArray[np.int64] = np.lexsort((steps, positions))
-    return order
+def _columns(length: int, num_layers: int = 1, layer: int = 0) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield for each position where its weights of one layer, step after step, stand among packed triangles."""
+    steps = np.arange(length, dtype=np.int64)
+    starts = num_layers * (steps * (steps - 1) // 2) + layer * steps
+    for pos in range(length - 1):
+        yield starts[pos + 1 :] + pos
 
 
 def _write_member(archive: zipfile.ZipFile, name: str, array: npt.NDArray[np.uint8]) -> None:
@@ -593,15 +602,13 @@ def _read(archive: zipfile.ZipFile, path: Path) -> PackedTrace:
     if 2 * pairs * num_layers > size * _DEFLATE_LIMIT:
         raise ValueError(f"{path}: {num_layers} layers of {length} positions cannot come out of a file of {size} bytes")
     weights = np.empty(num_layers * pairs, np.float16)
-    order = _by_position(length)
     for layer in range(num_layers):
         planes = _read_member(archive, path, _member(layer), pairs)
-        bits = (planes[0].astype(np.uint16) << 8) | planes[1]
-        rows = np.empty(pairs, np.float16)
-        rows[order] = bits.view(np.float16)
-        for step in range(1, length):
-            start = num_layers * _pairs(step) + layer * step
-            weights[start : start + step] = rows[_pairs(step) : _pairs(step + 1)]
+        values = ((planes[0].astype(np.uint16) << 8) | planes[1]).view(np.float16)
+        done = 0
+        for index in _columns(length, num_layers, layer):
+            weights[index] = values[done : done + len(index)]
+            done += len(index)
     try:
         return PackedTrace(str(name), num_layers, length, weights, metadata)
     except (TypeError, ValueError) as error:

@@ -160,6 +160,24 @@ def test_packed_trace_refuses_another_size_or_dtype() -> None:
         PackedTrace("bad", 2, 3, np.zeros(6))
 
 
+def test_a_layer_is_its_rows_one_after_the_other() -> None:
+    for trace in (small_trace(), workloads.funnel(3, 20, widths=(1, 1))):
+        for layer in range(3):
+            wanted = np.concatenate([trace.rows(step)[layer] for step in range(1, 20)])
+            assert np.array_equal(trace.layer(layer), wanted)
+        for layer in (-1, 3):
+            with pytest.raises(IndexError, match=f"layer = {layer}: must be between 0 and 2"):
+                trace.layer(layer)
+
+
+def test_what_a_trace_hands_out_cannot_be_changed() -> None:
+    weights = np.full(3, 0.25, np.float32)
+    trace = PackedTrace("mine", 1, 3, weights)
+    with pytest.raises(ValueError, match="read-only"):
+        trace.rows(2)[0, 0] = 1
+    weights[0] = 0.5  # the caller's own array can
+
+
 def test_bytes_per_position_counts_keys_and_values_of_one_layer() -> None:
     assert small_trace().bytes_per_position == 2 * 2 * 4 * 2
     assert workloads.funnel(1, 10).bytes_per_position is None
