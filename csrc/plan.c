@@ -587,10 +587,10 @@ static uint64_t target(const level *at, const big *weight, big *rest)
 /*
  * The target's floor and the first digit of its fraction; true where they are the whole target.
  *
- * Doubles give both in most cases, and know when they do. All that is rounded on the way to `scaled` are fewer than ten
- * operations, 2^-49 together, and the limbs that `estimate` leaves out, R * 2^-64; with scaled < 2^38 and R < 2^30 it is
- * wrong by less than 2^-10. Further than that from a whole number its floor is right; else the integers decide. It
- * makes 128 layers of measured weights take 3.1 us instead of 6.4.
+ * Doubles give both in most cases, and know when they do. On the way to `scaled` fewer than ten operations round, which
+ * makes 2^-49 together, and `estimate` leaves out limbs worth R * 2^-64. With scaled < 2^38 and R < 2^30 it is wrong by
+ * less than 2^-10. Further than that from a whole number its floor is right; else the integers decide. So 128 layers of
+ * measured weights take 3.1 us instead of 6.4.
  */
 static inline bool first_digit(const level *at, const big *weight, uint64_t *quotient, uint32_t *digit)
 {

@@ -1,4 +1,4 @@
-/* Unit tests of the planner that the vectors cannot hold: pointers, totals at the ends, random plans and their rules. */
+/* Unit tests of the planner that the vectors cannot hold: pointers, totals at the ends, the rules of random plans. */
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
@@ -149,7 +149,8 @@ static void rules(void)
         CHECK(sum(budgets, layers) == p.total);
         bool inside = true;
         for (uint32_t layer = 0; layer < layers; ++layer) {
-            inside = inside && low[layer] <= budgets[layer] && budgets[layer] <= high[layer] && budgets[layer] % block == 0;
+            inside = inside && low[layer] <= budgets[layer] && budgets[layer] <= high[layer];
+            inside = inside && budgets[layer] % block == 0;
         }
         CHECK(inside);
 
@@ -158,7 +159,8 @@ static void rules(void)
         p.maximums = NULL;
         p.minimum = block * draw(most);
         p.maximum = p.minimum + block * draw(most);
-        p.total = (uint64_t)p.minimum * layers + draw((p.maximum - p.minimum) / block * layers / 2 + 1) * (uint64_t)block;
+        const uint32_t room = (p.maximum - p.minimum) / block * layers / 2;
+        p.total = (uint64_t)p.minimum * layers + (uint64_t)draw(room + 1) * block;
         CHECK(pb_kvcache_plan(&p, budgets, layers) == PB_KVCACHE_OK);
         CHECK(sum(budgets, layers) == p.total);
         bool falling = true;
@@ -173,9 +175,49 @@ static void rules(void)
     }
 }
 
+/* Remainders that agree in many digits and still differ: the larger ones go up, wherever they lie. */
+static void nearly_ties(void)
+{
+    enum { LAYERS = 37 };
+    double weights[LAYERS];
+    uint32_t budgets[LAYERS];
+    pb_kvcache_plan_params p = PB_KVCACHE_PLAN_PARAMS_DEFAULT;
+    p.shape = PB_KVCACHE_PLAN_WEIGHTS;
+    p.weights = weights;
+    for (uint32_t layer = 0; layer < LAYERS; ++layer) {
+        weights[layer] = 1.0 + (layer * 7 % LAYERS) * DBL_EPSILON;
+    }
+    for (uint32_t extra = 0; extra < LAYERS; ++extra) {
+        p.total = 100 * LAYERS + extra;
+        CHECK(pb_kvcache_plan(&p, budgets, LAYERS) == PB_KVCACHE_OK);
+        bool largest = true;
+        for (uint32_t layer = 0; layer < LAYERS; ++layer) {
+            largest = largest && budgets[layer] == (extra == 0 || layer * 7 % LAYERS < LAYERS - extra ? 100u : 101u);
+        }
+        /* A whole share exactly differs: the weights above the mean reach it, those below do not. */
+        CHECK(extra == 0 ? sum(budgets, LAYERS) == p.total : largest);
+    }
+}
+
+/* A share of more than 33 bits meets the end of 32 bits, and the rest goes on. */
+static void far_above(void)
+{
+    static const double weights[5] = {1e300, 1.0, 1.0, 1.0, 1.0};
+    uint32_t budgets[5];
+    pb_kvcache_plan_params p = PB_KVCACHE_PLAN_PARAMS_DEFAULT;
+    p.shape = PB_KVCACHE_PLAN_WEIGHTS;
+    p.weights = weights;
+    p.total = ((uint64_t)1 << 34) + 6;
+    CHECK(pb_kvcache_plan(&p, budgets, 5) == PB_KVCACHE_OK);
+    CHECK(budgets[0] == UINT32_MAX && budgets[1] == 3221225474u && budgets[4] == 3221225473u);
+    CHECK(sum(budgets, 5) == p.total);
+}
+
 int main(void)
 {
     refusals();
+    nearly_ties();
+    far_above();
     examples();
     near_the_floor_rule();
     rules();

@@ -48,6 +48,14 @@ def by_hand_cases() -> list[dict[str, Any]]:
         by_hand("a minimum is rounded up to a block", [16, 16, 16], 3, 48, minimum=1, ratio=46.0, multiple_of=16),
         by_hand("a maximum is rounded down to a block", [16, 16], 2, 48, maximum=17, multiple_of=16),
         by_hand("nothing to divide", [0, 0], 2, 0, minimum=0),
+        by_hand(
+            "remainders that differ in their 52nd bit",
+            [1, 1, 2],
+            3,
+            4,
+            shape="weights",
+            weights=[1.0, 1.0, 1.0 + 2.0**-52],
+        ),
         by_hand("weights far apart", [10, 4, 2], 3, 16, shape="weights", weights=[1e300, 2e-300, 1e-300], maximum=10),
     ]
 
