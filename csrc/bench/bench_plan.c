@@ -1,7 +1,7 @@
 /*
  * How long pb_kvcache_plan takes: the median over many calls, for each shape, without bounds and with both active.
  *
- *     cc -std=c11 -O3 -ffp-contract=off -Icsrc/include csrc/bench/bench_plan.c csrc/*.c -o bench_plan && ./bench_plan
+ *     cmake -S csrc -B build-bench -DPB_KVCACHE_BENCH=ON && cmake --build build-bench && build-bench/bench_plan
  *
  * Goals: 128 layers in under 5 us without active bounds, under 20 us with a minimum and a maximum that both clamp.
  */

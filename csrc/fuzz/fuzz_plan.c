@@ -103,7 +103,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             most += maximums[layer] / p.multiple_of * (uint64_t)p.multiple_of;
         }
         MUST(sum == (p.total < most ? p.total : most));
-        /* Within the same bounds more weight is never less budget, and of equals the lower layer may have a block more. */
+        /* Within the same bounds more weight is never less budget; of equals the lower layer may have a block more. */
         for (size_t i = 0; p.weights != NULL && i < layers; ++i) {
             for (size_t j = i + 1; j < layers; ++j) {
                 if (minimums[i] == minimums[j] && maximums[i] == maximums[j]) {
