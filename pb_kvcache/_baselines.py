@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import UINT32_MAX, float32_array, integer, uint32
-from ._policy import Policy, bad_weight, uint32_vector
+from ._checks import UINT32_MAX, float32_array, integer, shown, uint32, uint32_array
+from ._policy import Policy, bad_weight, with_attributes
 
 
 class SlidingWindow(Policy):
@@ -236,7 +236,7 @@ class FullCache(Policy):
     def evict(self, budget: int | None = None) -> npt.NDArray[np.uint32]:
         """Drop nothing: an empty array, whatever the budget."""
         if budget is not None and integer("budget", budget) < 0:
-            raise ValueError(f"budget = {budget}: must be 0 or more")
+            raise ValueError(f"budget = {shown(int(budget))}: must be 0 or more")
         return np.empty(0, np.uint32)
 
     @property
@@ -283,7 +283,7 @@ class FullCache(Policy):
 
     def seed(self, positions: npt.ArrayLike, attn: npt.ArrayLike | None = None) -> None:
         """Start from a prompt: replace the kept set. As :meth:`Policy.seed`; never full."""
-        array = uint32_vector("positions", positions)
+        array = uint32_array("positions", positions, 1)
         if attn is not None:
             weights = float32_array("attn", attn, 2)
             if weights.shape[1] != len(array):
@@ -303,20 +303,22 @@ class FullCache(Policy):
 
     def copy(self) -> FullCache:
         """Return an independent cache with the same kept set."""
-        twin = FullCache()
+        twin = type(self).__new__(type(self))
+        FullCache.__init__(twin)
         twin._room = self._room.copy()
         twin._count = self._count
-        return twin
+        return with_attributes(twin, self)
 
     def __reduce__(self) -> Any:
-        return _restore_full, (self.kept,)
+        return _restore_full, (type(self), self.kept), getattr(self, "__dict__", None)
 
     def __repr__(self) -> str:
         return f"<FullCache(): {self._count} kept, never evicts>"
 
 
-def _restore_full(positions: npt.NDArray[np.uint32]) -> FullCache:
-    cache = FullCache()
+def _restore_full(kind: type[FullCache], positions: npt.NDArray[np.uint32]) -> FullCache:
+    cache = kind.__new__(kind)
+    FullCache.__init__(cache)
     cache.seed(positions)
     return cache
 

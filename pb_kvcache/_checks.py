@@ -13,6 +13,14 @@ UINT32_MAX = 2**32 - 1
 _F32 = np.dtype(np.float32)
 
 
+def shown(value: Any) -> str:
+    """Return a value as an error message shows it: ``repr``, or the type of an integer that Python does not print."""
+    try:
+        return repr(value)
+    except ValueError:  # above sys.get_int_max_str_digits()
+        return f"<{type(value).__name__} of too many digits>"
+
+
 def integer(name: str, value: Any) -> int:
     """Return `value` as an int.
 
@@ -26,7 +34,7 @@ def integer(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} = {value!r}: must be an integer, not {type(value).__name__}") from None
+        raise TypeError(f"{name} = {shown(value)}: must be an integer, not {type(value).__name__}") from None
 
 
 def uint32(name: str, value: Any) -> int:
@@ -41,7 +49,7 @@ def uint32(name: str, value: Any) -> int:
     """
     number = integer(name, value)
     if not 0 <= number <= UINT32_MAX:
-        raise ValueError(f"{name} = {number}: must be between 0 and {UINT32_MAX}")
+        raise ValueError(f"{name} = {shown(number)}: must be between 0 and {UINT32_MAX}")
     return number
 
 
@@ -58,23 +66,55 @@ def float32_array(name: str, value: Any, ndim: int) -> npt.NDArray[np.float32]:
     ValueError
         For another number of dimensions, or a finite value too large for float32.
     """
-    if np.ma.isMaskedArray(value):
-        raise TypeError(f"{name}: must be an array of real numbers, not a masked one; fill it first")
-    if not (isinstance(value, np.ndarray) and value.dtype == _F32):
-        try:
-            value = np.asarray(value)
-        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor that requires a gradient
-            raise TypeError(f"{name}: must be an array of real numbers: {error}") from None
-        if value.dtype.kind not in "fiu":
-            raise TypeError(f"{name}: must be an array of real numbers, not of dtype {value.dtype}")
-        with np.errstate(over="ignore"):
-            converted = value.astype(np.float32)
-        overflown = np.isinf(converted) & np.isfinite(value)
+    array = plain_array(name, value, "real numbers")
+    if array.dtype != _F32:
+        if array.dtype.kind not in "fiu":
+            raise TypeError(f"{name}: must be an array of real numbers, not of dtype {array.dtype}")
+        with np.errstate(all="ignore"):  # whatever the caller has set: values are checked here and by the library
+            converted = array.astype(np.float32)
+        overflown = np.isinf(converted) & np.isfinite(array)
         if overflown.any():
-            raise ValueError(f"{name}: {value[overflown][0]} is too large for float32")
-        value = converted
-    if value.ndim != ndim:
-        raise ValueError(f"{name}: must have {ndim} dimension{'s' if ndim != 1 else ''}, not shape {value.shape}")
-    if not (value.flags.c_contiguous and value.flags.aligned and value.dtype.isnative):
-        value = np.require(value, _F32, ["C", "A"])
-    return value  # type: ignore[no-any-return]
+            raise ValueError(f"{name}: {array[overflown][0]} is too large for float32")
+        array = converted
+    if array.ndim != ndim:
+        raise ValueError(f"{name}: must have {ndim} dimension{'s' if ndim != 1 else ''}, not shape {array.shape}")
+    if not (array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative):
+        array = np.require(array, _F32, ["C", "A"])
+    return array
+
+
+def uint32_array(name: str, value: Any, ndim: int) -> npt.NDArray[np.uint32]:
+    """Return integers as a C-contiguous, aligned array of native uint32 with `ndim` dimensions, copied where need be.
+
+    Raises
+    ------
+    TypeError
+        Where the elements are not integers.
+    ValueError
+        For another number of dimensions, or an element below 0 or above 2**32 - 1.
+    """
+    array = plain_array(name, value, "integers")
+    if array.dtype.kind not in "iu":
+        # Integers that no NumPy type holds together become objects, or doubles.
+        whole = np.array(value, dtype=object) if isinstance(value, (list, tuple)) else array
+        if array.size and not (whole.dtype == object and all(type(element) is int for element in whole.flat)):
+            raise TypeError(f"{name}: must be integers, not of dtype {array.dtype}")
+        array = whole if array.size else np.empty(array.shape, np.uint32)
+    if array.ndim != ndim:
+        raise ValueError(f"{name}: must have {ndim} dimension{'s' if ndim != 1 else ''}, not shape {array.shape}")
+    outside = np.argwhere((array < 0) | (array > UINT32_MAX))
+    if len(outside):
+        index = tuple(outside[0])
+        where = ", ".join(str(i) for i in index)
+        raise ValueError(f"{name}[{where}] = {shown(int(array[index]))}: must be between 0 and {UINT32_MAX}")
+    return np.require(array, np.uint32, ["C", "A"])
+
+
+def plain_array(name: str, value: Any, what: str) -> npt.NDArray[Any]:
+    """Return an array-like as a plain array: of no subclass, whose own idea of its size or items could be another."""
+    if np.ma.isMaskedArray(value):
+        raise TypeError(f"{name}: must be an array of {what}, not a masked one; fill it first")
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor that requires a gradient
+        raise TypeError(f"{name}: must be an array of {what}: {error}") from None

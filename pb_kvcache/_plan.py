@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import UINT32_MAX, integer, uint32
+from ._checks import UINT32_MAX, integer, plain_array, shown, uint32
 from ._errors import status_text
 from ._native import ffi, lib
 
@@ -172,7 +172,7 @@ class LayerPlan:
         num_layers = _num_layers(num_layers)
         available = integer("nbytes", nbytes)
         if available < 0:
-            raise ValueError(f"nbytes = {available}: must be 0 or more")
+            raise ValueError(f"nbytes = {shown(available)}: must be 0 or more")
         bits = position_bits(num_kv_heads, head_dim, dtype)
         multiple_of = _multiple_of(options.get("multiple_of", 1))
         total = 8 * available // bits // multiple_of * multiple_of
@@ -469,7 +469,7 @@ def plan(
     high = None if maximum is None else _bound("maximum", maximum, layers)
     limit = 2**64 - 1
     if positions > limit:
-        raise ValueError(f"total = {positions}: must be at most {limit}")
+        raise ValueError(f"total = {shown(positions)}: must be at most {limit}")
 
     params = ffi.new("pb_kvcache_plan_params *")
     params.total = positions
@@ -565,7 +565,7 @@ def _total(layers: int, budget: Any, total: Any) -> int:
         raise ValueError("budget, total: one of them must be given")
     positions = integer("total", total)
     if positions < 0:
-        raise ValueError(f"total = {positions}: must be 0 or more")
+        raise ValueError(f"total = {shown(positions)}: must be 0 or more")
     return positions
 
 
@@ -579,11 +579,11 @@ def _refuse_both(name: str, options: dict[str, Any]) -> None:
 def _real(name: str, value: Any) -> float:
     """Return a real number as a double."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.number)):
-        raise TypeError(f"{name} = {value!r}: must be a real number, not {type(value).__name__}")
+        raise TypeError(f"{name} = {shown(value)}: must be a real number, not {type(value).__name__}")
     try:
         return float(value)
     except (OverflowError, TypeError):
-        raise ValueError(f"{name} = {value!r}: must fit a double") from None
+        raise ValueError(f"{name} = {shown(value)}: must fit a double") from None
 
 
 def _shape(
@@ -621,10 +621,7 @@ def _shape(
 
 
 def _weights(value: Any, layers: int) -> npt.NDArray[np.float64]:
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"weights: must be an array of real numbers: {error}") from None
+    array = plain_array("weights", value, "real numbers")
     if array.dtype.kind not in "fiu":
         raise TypeError(f"weights: must be an array of real numbers, not of dtype {array.dtype}")
     if array.shape != (layers,):
@@ -643,10 +640,7 @@ def _bound(name: str, value: Any, layers: int) -> int | npt.NDArray[np.uint32]:
     """Return a bound as an int, or as an array with one per layer."""
     if isinstance(value, str) or not (isinstance(value, Sequence) or (hasattr(value, "__array__") and np.ndim(value))):
         return uint32(name, value)
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"{name}: must be an integer, or one for each layer: {error}") from None
+    array = plain_array(name, value, "integers")
     # Integers that do not fit 64 bits make an array of objects.
     whole = array.dtype.kind in "iu" or (
         array.dtype.kind == "O" and all(type(element) is int for element in array.flat)
@@ -658,7 +652,7 @@ def _bound(name: str, value: Any, layers: int) -> int | npt.NDArray[np.uint32]:
     outside = (array < 0) | (array > UINT32_MAX)
     if outside.any():
         layer = int(np.flatnonzero(outside)[0])
-        raise ValueError(f"{name}[{layer}] = {array[layer]}: must be between 0 and {UINT32_MAX}")
+        raise ValueError(f"{name}[{layer}] = {shown(int(array[layer]))}: must be between 0 and {UINT32_MAX}")
     bounds = array.astype(np.uint32, order="C")
     bounds.flags.writeable = False
     return bounds

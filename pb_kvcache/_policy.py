@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import UINT32_MAX, float32_array, integer, uint32
+from ._checks import UINT32_MAX, float32_array, integer, shown, uint32, uint32_array
 from ._errors import CacheFullError, status_text
 from ._native import ffi, lib
 
@@ -16,6 +17,7 @@ _F32 = np.dtype(np.float32)
 
 _OK: int = lib.PB_KVCACHE_OK
 
+_Any = TypeVar("_Any")
 _Self = TypeVar("_Self", bound="Policy")
 
 
@@ -62,7 +64,7 @@ class LayerCache:
         if 0 <= number <= UINT32_MAX:
             status = lib.pb_kvcache_window_score(self._policy, number, score)
         if status == lib.PB_KVCACHE_ERROR_NOT_KEPT:
-            raise KeyError(f"pos = {number}: is not kept")
+            raise KeyError(f"pos = {shown(number)}: is not kept")
         if status != _OK:
             raise TypeError(f"{type(self).__name__} has no score: {status_text(status)}")
         return float(score[0])
@@ -217,7 +219,7 @@ class Policy(LayerCache):
         else:
             budget = integer("budget", budget)
             if budget < 0:
-                raise ValueError(f"budget = {budget}: must be 0 or more")
+                raise ValueError(f"budget = {shown(budget)}: must be 0 or more")
             budget = min(budget, UINT32_MAX)  # more than can be kept in any case
         count = lib.pb_kvcache_evict_count(self._policy, budget)
         victims = np.empty(count, np.uint32)
@@ -259,16 +261,20 @@ class Policy(LayerCache):
         seed_with(lambda *prompt: lib.pb_kvcache_seed(self._policy, *prompt), positions, attn, self.capacity)
 
     def copy(self: _Self) -> _Self:
-        """Return an independent cache with the same parameters, kept set and memory of the past."""
-        twin = type(self)(**self._params)
+        """Return an independent cache with the same parameters, kept set and memory of the past.
+
+        Attributes that a subclass has added are the same objects; ``copy.deepcopy`` copies them, too.
+        """
+        twin = type(self).__new__(type(self))  # a subclass may be made from something else than the parameters
+        Policy.__init__(twin, **self._params)
         lib.pb_kvcache_copy(twin._policy, self._policy)
-        return twin
+        return with_attributes(twin, self)
 
     def __copy__(self: _Self) -> _Self:
         return self.copy()
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
-        return self.copy()
+        return with_deep_attributes(self.copy(), self, memo)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -291,11 +297,26 @@ class Policy(LayerCache):
         return f"<{type(self).__name__}({parameters}): {len(self)} kept, evicts to {self.effective_budget}>"
 
 
+def with_attributes(twin: _Any, original: object) -> _Any:
+    """Give a copy the attributes that a subclass has added to the original, and return it."""
+    if hasattr(original, "__dict__"):
+        vars(twin).update(vars(original))
+    return twin
+
+
+def with_deep_attributes(twin: _Any, original: object, memo: dict[int, Any]) -> _Any:
+    """Give a copy copies of the attributes that a subclass has added to the original, and return it."""
+    memo[id(original)] = twin
+    if hasattr(original, "__dict__"):
+        vars(twin).update(copy.deepcopy(vars(original), memo))
+    return twin
+
+
 def seed_with(
     call: Callable[[Any, int, Any, int], int], positions: npt.ArrayLike, attn: npt.ArrayLike | None, capacity: int
 ) -> None:
     """Check a prompt, hand it to `call` as positions, count, weights and rows, and raise what its status means."""
-    array = uint32_vector("positions", positions)
+    array = uint32_array("positions", positions, 1)
     rows = 0
     weights = None
     buffer = ffi.NULL
@@ -326,19 +347,3 @@ def bad_weight(name: str, weights: npt.NDArray[np.float32]) -> str:
     index = np.argwhere(~(np.isfinite(weights) & (weights >= 0)))[0]
     where = ", ".join(str(i) for i in index)
     return f"{name}[{where}] = {weights[tuple(index)]}: every weight must be finite and >= 0"
-
-
-def uint32_vector(name: str, value: npt.ArrayLike) -> npt.NDArray[np.uint32]:
-    """Return integers as a contiguous uint32 vector."""
-    array = np.asarray(value)
-    if array.size == 0 and array.ndim == 1:
-        return np.empty(0, np.uint32)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name}: must be integers, not of dtype {array.dtype}")
-    if array.ndim != 1:
-        raise ValueError(f"{name}: must have 1 dimension, not shape {array.shape}")
-    outside = (array < 0) | (array > UINT32_MAX)
-    if outside.any():
-        index = int(np.flatnonzero(outside)[0])
-        raise ValueError(f"{name}[{index}] = {array[index]}: must be between 0 and {UINT32_MAX}")
-    return np.ascontiguousarray(array, np.uint32)

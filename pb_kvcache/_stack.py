@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import UINT32_MAX, float32_array, uint32
+from ._checks import UINT32_MAX, float32_array, uint32, uint32_array
 from ._errors import CacheFullError, status_text
 from ._native import ffi, lib
-from ._policy import LayerCache, bad_weight, seed_with, uint32_vector
+from ._policy import LayerCache, bad_weight, seed_with, with_attributes, with_deep_attributes
 
 _F32 = np.dtype(np.float32)
 _FLOATS = ffi.typeof("float[]")
@@ -127,7 +127,7 @@ class PyramidStack:
         budgets = None
         planned = _NULL
         if plan is not None:
-            budgets = uint32_vector("plan", getattr(plan, "budgets", plan))
+            budgets = uint32_array("plan", getattr(plan, "budgets", plan), 1)
             if len(budgets) != self._num_layers:
                 raise ValueError(
                     f"plan: has {len(budgets)} budgets, must have one for each of the {self._num_layers} layers"
@@ -233,7 +233,7 @@ class PyramidStack:
             if self._step(self._stack, pos, _NULL, _NULL):
                 raise self._step_error(pos, _NULL, [])
             return
-        if isinstance(attn, np.ndarray) and attn.dtype != object:
+        if isinstance(attn, memoryview) or (isinstance(attn, np.ndarray) and attn.dtype != object):
             attn = float32_array("attn", attn, 2)
         try:
             count = len(attn)
@@ -255,6 +255,8 @@ class PyramidStack:
                 row = float32_array(f"attn[{len(buffers)}]", row, 1)
             buffers.append(from_buffer(_FLOATS, row))
             lengths.append(len(row))
+        if len(buffers) != count:
+            raise ValueError(f"attn: gave {len(buffers)} vectors, must give one for each of {count} layers")
         self._pointers[0:count] = buffers
         self._lengths[0:count] = lengths
         if self._step(self._stack, pos, self._pointers, self._lengths):
@@ -369,17 +371,21 @@ class PyramidStack:
         )
 
     def copy(self) -> PyramidStack:
-        """Return an independent stack with the same parameters, kept sets, peak and memory of the past."""
-        twin = type(self)(**self._params, plan=None if self._plan is None else self.budgets)
+        """Return an independent stack with the same parameters, kept sets, peak and memory of the past.
+
+        Attributes that a subclass has added are the same objects; ``copy.deepcopy`` copies them, too.
+        """
+        twin = type(self).__new__(type(self))  # a subclass may be made from something else than the parameters
+        PyramidStack.__init__(twin, **self._params, plan=None if self._plan is None else self.budgets)
         twin._plan = self._plan
         lib.pb_kvcache_stack_copy(twin._stack, self._stack)
-        return twin
+        return with_attributes(twin, self)
 
     def __copy__(self) -> PyramidStack:
         return self.copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PyramidStack:
-        return self.copy()
+        return with_deep_attributes(self.copy(), self, memo)
 
     def __reduce__(self) -> Any:
         raise TypeError(

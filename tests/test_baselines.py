@@ -250,6 +250,22 @@ def test_full_cache_has_the_interface_of_a_policy():
     assert cache.kept.tolist() == [0]
 
 
+class Mine(FullCache):
+    """A full cache of the user's."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
+def test_copies_and_pickles_of_a_subclass_of_the_full_cache_are_of_the_subclass():
+    cache = Mine("x")
+    cache.seed([3, 5])
+    for twin in (cache.copy(), copy.copy(cache), copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert type(twin) is Mine
+        assert (twin.name, twin.kept.tolist()) == ("x", [3, 5])
+
+
 def test_full_cache_refuses_what_every_policy_refuses():
     cache = FullCache()
     cache.on_decode_step(4, [1.0])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import pb_kvcache
 from pb_kvcache import CacheFullError, Policy, PyramidKV, SnapKV
+from pb_kvcache._checks import uint32_array
 
 from . import reference
 
@@ -155,6 +156,30 @@ def test_every_dress_of_the_same_weights_reads_the_same(attn: Any) -> None:
     assert [cache.window_score(pos) for pos in (0, 1, 2)] == [1.5, 0.25, 0.0]
 
 
+class _LongerThanItIs(np.ndarray):
+    """An array whose length is another than its memory's."""
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_an_array_is_as_long_as_its_memory_whatever_a_subclass_says() -> None:
+    cache = SnapKV(budget=4, recent_window=1, obs_window=2, pool_kernel=1)
+    cache.on_decode_step(1, [1.0])
+    with pytest.raises(ValueError, match="attn: has 1 weights, must have one for each of the 2 kept positions"):
+        cache.on_decode_step(2, np.ones(1, np.float32).view(_LongerThanItIs))
+    assert cache.kept.tolist() == [0, 1]
+
+
+def test_numpy_s_error_settings_of_the_caller_change_nothing() -> None:
+    with np.errstate(all="raise"):
+        assert _stepped([1e-60, 0.25]).window_score(0) == 1.0
+        with pytest.raises(ValueError, match=r"attn\[0\] = nan"):
+            _stepped([float("nan"), 0.25])
+        with pytest.raises(ValueError, match=r"attn: 1e\+300 is too large for float32"):
+            _stepped([1e300, 0.25])
+
+
 def test_integers_are_numbers_and_read_only_is_read() -> None:
     assert _stepped([1, 2]).window_score(1) == 2.0
     row = np.array([0.5, 0.25], np.float32)
@@ -282,6 +307,21 @@ def test_score_of_a_position_that_is_not_kept_is_a_key_error() -> None:
         cache.window_score(0.0)  # type: ignore[arg-type]
 
 
+def test_integers_of_too_many_digits_to_print_are_refused_like_others() -> None:
+    cache = SnapKV()
+    huge = 10**5000
+    assert huge not in cache
+    assert cache.evict(huge).tolist() == []
+    with pytest.raises(KeyError, match="pos = <int of too many digits>: is not kept"):
+        cache.window_score(huge)
+    with pytest.raises(ValueError, match="pos = <int of too many digits>: must be between 0 and 4294967295"):
+        cache.on_decode_step(huge, None)
+    with pytest.raises(ValueError, match="budget = <int of too many digits>: must be 0 or more"):
+        cache.evict(-huge)
+    with pytest.raises(ValueError, match="budget = <int of too many digits>: must be between"):
+        SnapKV(huge)
+
+
 @pytest.mark.parametrize(
     ("positions", "attn", "error", "message"),
     [
@@ -289,7 +329,12 @@ def test_score_of_a_position_that_is_not_kept_is_a_key_error() -> None:
         ([0, 4, 2], None, ValueError, r"positions\[2\] = 2: must be greater than the one before it, 4"),
         ([0, -1], None, ValueError, r"positions\[1\] = -1: must be between 0 and 4294967295"),
         ([0, 2**32], None, ValueError, r"positions\[1\] = 4294967296: must be between"),
+        ([0, 2**70], None, ValueError, r"positions\[1\] = 1180591620717411303424: must be between"),
+        ([2**63, -1], None, ValueError, r"positions\[0\] = 9223372036854775808: must be between"),
         ([0.0, 1.0], None, TypeError, "positions: must be integers, not of dtype float64"),
+        ([0, True, 2**70], None, TypeError, "positions: must be integers, not of dtype object"),
+        ([[0], [1, 2]], None, TypeError, "positions: must be an array of integers: "),
+        (np.ma.array([0, 1], mask=[False, True]), None, TypeError, "positions: must be .* not a masked one"),
         ([[0, 1]], None, ValueError, r"positions: must have 1 dimension, not shape \(1, 2\)"),
         (range(6), None, CacheFullError, "positions: 6 of them, must be at most the capacity of 5"),
         ([0, 1], [[1.0]], ValueError, r"attn: has shape \(1, 1\), must be \(rows, 2\)"),
@@ -306,6 +351,34 @@ def test_bad_seeds_are_named_and_change_nothing(
         cache.seed(positions, attn)
     assert cache.kept.tolist() == [0, 1]
     assert cache.window_score(0) == 1.0
+
+
+def test_positions_in_every_dress_are_the_same() -> None:
+    unaligned = np.frombuffer(b"x" + np.array([2, 7], np.uint32).tobytes(), np.uint32, offset=1)
+    assert uint32_array("positions", unaligned, 1).flags.aligned
+    for positions in (unaligned, (2, 7), range(2, 8, 5), np.array([2, 7], ">u4"), np.array([2, 0, 7], np.int8)[::2]):
+        cache = SnapKV(budget=4, recent_window=1)
+        cache.seed(positions)
+        assert cache.kept.tolist() == [2, 7]
+
+
+class _ForLayer(SnapKV):
+    """A policy of the user's, made from something else than the parameters."""
+
+    def __init__(self, layer: int, notes: list[str]) -> None:
+        super().__init__(budget=8 * (layer + 1), recent_window=1)
+        self.notes = notes
+
+
+def test_copies_of_a_subclass_are_of_the_subclass_and_keep_its_attributes() -> None:
+    cache = _ForLayer(3, ["mine"])
+    cache.on_decode_step(1, [0.5])
+    for twin, same in ((cache.copy(), True), (copy.copy(cache), True), (copy.deepcopy([cache, cache])[1], False)):
+        assert type(twin) is _ForLayer
+        assert (twin.budget, twin.kept.tolist(), twin.window_score(0), twin.notes) == (32, [0, 1], 0.5, ["mine"])
+        assert (twin.notes is cache.notes) is same
+    first, second = copy.deepcopy([cache, cache])
+    assert first is second
 
 
 def test_copies_are_independent() -> None:
