@@ -11,8 +11,8 @@ An ``.npz`` file (a zip archive of ``.npy`` members) with one member ``metadata`
 other member's shape. A layer is ``uint8`` of shape ``(2, length * (length - 1) // 2)``: the high bytes and then the
 low bytes of the float16 weights, so that deflate finds the exponents side by side. The weights are ordered by position
 and then by step (the attention that position 0 got at steps 1, 2, ..., then position 1 at steps 2, 3, ...), since one
-position's weights resemble each other more than one step's do. Bytes saved on the shipped recording: 13 % by the
-planes, 1 % more by the order. :func:`save` and :func:`load` write and read it.
+position's weights resemble each other more than one step's do. 512 tokens of the shipped recording deflate to 89 % as
+they are, to 81 % as planes, and to 80 % in this order. :func:`save` and :func:`load` write and read it.
 """
 
 from __future__ import annotations
@@ -501,7 +501,13 @@ def save(path: str | os.PathLike[str], trace: Trace) -> None:
     Raises
     ------
     OSError
-        Where the file cannot be written; what stood there before is left as it was.
+        Where the file cannot be written.
+    TypeError, ValueError
+        For metadata that are not JSON, or weights that are not between 0 and 1.
+
+    Notes
+    -----
+    A call that raises leaves what stood there before as it was.
     """
     metadata = {
         **trace.metadata,
@@ -518,7 +524,10 @@ def save(path: str | os.PathLike[str], trace: Trace) -> None:
             text = json.dumps(metadata, indent=1, sort_keys=True, ensure_ascii=False)
             _write_member(archive, "metadata", np.frombuffer(text.encode("utf-8"), np.uint8))
             for layer in range(trace.num_layers):
-                weights = trace.layer(layer).astype(np.float16)
+                weights = trace.layer(layer)
+                if not (weights.min() >= 0 and weights.max() <= _SUM_LIMIT):  # a NaN makes both false
+                    raise ValueError(f"{trace.name}: layer {layer} has weights that are not between 0 and 1")
+                weights = weights.astype(np.float16)
                 bits = np.concatenate([weights[index] for index in _columns(trace.length)]).view(np.uint16)
                 planes = np.stack([(bits >> 8).astype(np.uint8), (bits & 0xFF).astype(np.uint8)])
                 _write_member(archive, _member(layer), planes)

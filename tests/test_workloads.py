@@ -248,6 +248,17 @@ def test_save_streams_a_trace_that_is_not_packed(tmp_path: Path) -> None:
         assert np.array_equal(loaded.rows(step), trace.rows(step).astype(np.float16).astype(np.float32))
 
 
+@pytest.mark.parametrize("weight", [np.nan, -0.1, 1e9])
+def test_what_load_would_refuse_is_not_saved(tmp_path: Path, weight: float) -> None:
+    class Odd(Trace):
+        def rows(self, step: int) -> np.ndarray:
+            return np.full((2, step), weight if step == 3 else 0, np.float32)
+
+    with pytest.raises(ValueError, match="odd: layer 0 has weights that are not between 0 and 1"):
+        workloads.save(tmp_path / "odd.npz", Odd("odd", 2, 5))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
     class Broken(Trace):
         def rows(self, step: int) -> np.ndarray:
