@@ -15,8 +15,9 @@ from ._hold import Holder
 from ._selection import Scoring, choose
 from ._use import LAYER_MARK, OwnMask
 
-#: Slots that a buffer has beyond what it holds, at least: growing copies the layer, so it is done rarely.
-ROOM = 64
+#: Slots that a buffer has beyond what it holds, at least; it grows by an eighth otherwise. Growing copies the layer: at
+#: 512 slots that is 8 rows copied for each token, where attention reads all 512.
+ROOM = 32
 
 #: The attention of the model: (query, key, value, boolean mask or None) to (output, weights or None).
 Attend = Callable[
