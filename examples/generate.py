@@ -135,8 +135,8 @@ def main() -> None:
             kept, held, full = found[0]["kept"], found[0]["nbytes"] / 1e6, found[0]["nbytes_full"] / 1e6
             same = sum(row["same_token"] for row in found) / len(found)
             print(
-                f"{budget:6d}  {shape:8s}  {kept[0]:13d} .. {kept[-1]:<6d}  {held:7.1f}  {full:7.1f}  {kl.mean():7.4f}  "
-                f"{kl.median():9.4f}  {kl.max():6.2f}  {same:10.1%}"
+                f"{budget:6d}  {shape:8s}  {kept[0]:13d} .. {kept[-1]:<6d}  {held:7.1f}  {full:7.1f}  "
+                f"{kl.mean():7.4f}  {kl.median():9.4f}  {kl.max():6.2f}  {same:10.1%}"
             )
     print("positions first kept in the last layer, by KV head (pyramid, smallest budget, first prompt):")
     chosen = next(row for row in rows if row["budget"] == min(args.budgets) and row["shape"] == "pyramid")
