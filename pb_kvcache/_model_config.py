@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ._checks import integer, uint32
+from ._native import lib
 from ._plan import dtype_bits
 
 
@@ -86,7 +87,7 @@ def read_config(path: str | Path) -> ModelConfig:
         file = file / "config.json"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, numbers of too many digits
         raise ValueError(f"{file}: is no JSON file: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{file}: is no model configuration: must be a JSON object, not a {type(content).__name__}")
@@ -110,6 +111,8 @@ def _parse(content: dict[str, Any]) -> ModelConfig:
         raise ValueError(f"model_type = {stated!r}: must be one of {', '.join(FAMILIES)}")
     family = FAMILIES[name]
     layers = _positive(text, family.layers)
+    if layers > lib.PB_KVCACHE_STACK_MAX_LAYERS:
+        raise ValueError(f"{family.layers} = {layers}: must be at most {lib.PB_KVCACHE_STACK_MAX_LAYERS}")
     kv_heads = _optional(text, "num_key_value_heads", family.kv_heads)
     if kv_heads is None:
         kv_heads = _positive(text, family.heads)

@@ -5,28 +5,45 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from .. import __version__
 from . import bench, budget, plan, record, vectors
+from ._output import complete
 
 #: Modules with ``register(subparsers)``, which adds a subcommand and sets ``run``: a function from the parsed
 #: arguments to an exit status. In the order of the help text.
 _COMMANDS = (budget, bench, plan, record, vectors)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that refuses in one line, as everything here does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit status: 0, or 2 for bad input, with one line on standard error."""
-    parser = argparse.ArgumentParser(prog="pb-kvcache", description="Budget and evict a decoder's KV cache.")
+    """Run one subcommand and return its exit status: 0, or 2 for bad input, with one line on standard error.
+
+    130 where the user interrupts it. Whoever stops reading the output has read enough: 0.
+    """
+    parser = _Parser(prog="pb-kvcache", description="Budget and evict a decoder's KV cache.")
     parser.add_argument("--version", action="version", version=f"pb-kvcache {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.register(subparsers)
     args = parser.parse_args(argv)
     try:
-        status: int = args.run(args)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"pb-kvcache: {error}", file=sys.stderr)
-        return 2
+        with complete():
+            status: int = args.run(args)
     except BrokenPipeError:
         return 0
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
+        message = " ".join(str(error).splitlines()) or type(error).__name__
+        if sys.stderr is not None:  # print() would take standard output for it
+            print(f"pb-kvcache: {message}", file=sys.stderr)
+        return 2
     return status

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .. import bench, report, workloads
+from ._output import console, print_table
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -122,20 +123,19 @@ def _command(args: argparse.Namespace) -> str:
 
 def show(results: bench.Results) -> None:
     """Print a table a budget, and the findings."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)  # what is piped into a file should not be cut to 80 columns
-    console.print(
+    target = console()
+    target.print(
         f"{results.trace}: {report.layers(results)}, {results.length} positions; SnapKV and pyramids: "
         f"obs_window {results.obs_window}, pool_kernel {results.pool_kernel}",
         highlight=False,
+        markup=False,  # a trace may be called anything
     )
     for budget in results.budgets:
-        console.print()
-        console.print(table(results, budget))
-    console.print()
+        target.print()
+        print_table(table(results, budget))
+    target.print()
     for sentence in report.findings(results):
-        console.print(sentence, highlight=False)
+        target.print(sentence, highlight=False, markup=False)
 
 
 def table(results: bench.Results, budget: int) -> Table:

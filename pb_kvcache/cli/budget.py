@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from rich.console import Console
 from rich.table import Table
 
 from .. import pyramid_budgets
+from .._native import lib
+from ._output import console, print_table
+
+#: More layers than any model has: what a table of one line a layer is good for.
+MAX_LAYERS: int = lib.PB_KVCACHE_STACK_MAX_LAYERS
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,6 +37,8 @@ def bar(value: int, most: int, width: int = 40) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Print the shares."""
+    if args.layers > MAX_LAYERS:
+        raise ValueError(f"--layers {args.layers}: must be at most {MAX_LAYERS}")
     shares = [int(share) for share in pyramid_budgets(args.budget, args.layers, args.ratio)]
     total = sum(shares)
     offered = args.budget * args.layers
@@ -56,7 +62,6 @@ def run(args: argparse.Namespace) -> int:
     table.add_column("")
     for layer, share in enumerate(shares):
         table.add_row(str(layer), str(share), bar(share, shares[0]))
-    console = Console()
-    console.print(table)
-    console.print(f"total {total} of {offered} positions: flooring loses {offered - total}")
+    print_table(table)
+    console().print(f"total {total} of {offered} positions: flooring loses {offered - total}")
     return 0

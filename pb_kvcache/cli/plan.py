@@ -10,13 +10,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from .. import LayerPlan, plan
 from .._model_config import FAMILIES, ModelConfig, read_config
 from .._plan import DTYPE_BITS, SHAPES, position_bits
-from .budget import bar
+from ._output import console, print_table
+from .budget import MAX_LAYERS, bar
 
 #: Bytes of a unit, in lower case and without the B: decimal, and binary with an i.
 _UNITS = {"": 1} | {
@@ -95,14 +95,14 @@ def format_size(nbytes: int) -> str:
 
 def _weights(text: str) -> list[float]:
     """Return the weights of a list ``3,2.5,1``, or of a file that holds a JSON array."""
-    if re.fullmatch(r"[-+.,\sA-Za-z0-9]*", text) and not Path(text).exists():
+    if re.fullmatch(r"[-+.,\sA-Za-z0-9]*", text) and not (text and Path(text).exists()):
         try:
             return [float(part) for part in text.split(",")]
         except ValueError:
             raise ValueError(f"--weights {text}: must be numbers with commas between them, or a file") from None
     try:
         content = json.loads(Path(text).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, numbers of too many digits
         raise ValueError(f"--weights {text}: is no JSON file: {error}") from None
     if not isinstance(content, list):
         raise ValueError(f"--weights {text}: must hold a JSON array")
@@ -116,6 +116,8 @@ class _Request:
         model = None if args.model is None else read_config(args.model)
         self.model: ModelConfig | None = model
         self.layers: int = args.layers if model is None else model.num_layers
+        if self.layers > MAX_LAYERS:
+            raise ValueError(f"--layers {self.layers}: must be at most {MAX_LAYERS}")
         for name in ("max", "sequence"):
             if getattr(args, name) is not None and getattr(args, name) <= 0:
                 raise ValueError(f"--{name} {getattr(args, name)}: must be greater than 0")
@@ -214,15 +216,14 @@ def run(args: argparse.Namespace) -> int:
             }
         print(json.dumps(summary))
         return 0
-    console = Console()
-    console.print(_table(request))
+    print_table(_table(request))
     lines = _lines(request, summary)
     if groups is not None:
         for group in groups:
             first, last = request.planned[group.start], request.planned[group.stop - 1]
             lines.append(f"group: layers {first} to {last}, {group.budget} positions each")
         lines.append(f"groups hold {groups.total} positions, {groups.rounding} fewer than the plan")
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

@@ -65,9 +65,10 @@ def cases(directory: Path | None = None) -> Iterator[Case]:
             content = json.loads(file.read_text(encoding="utf-8"))
             kind, listed = content["kind"], content["cases"]
             named = [(case["name"], case) for case in listed]
-        except (ValueError, KeyError, TypeError) as error:
+            known = kind in RUNNERS
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{file}: is not a vector file: {error!r}") from None
-        if kind not in RUNNERS:
+        if not known:
             raise ValueError(f"{file}: unknown kind {kind!r}; known are {', '.join(sorted(RUNNERS))}")
         for name, case in named:
             yield Case(file.name, kind, name, case)
