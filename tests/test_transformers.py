@@ -24,6 +24,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 import pb_kvcache  # noqa: E402
 from pb_kvcache.transformers import PyramidKVCache, use  # noqa: E402
 
+from . import reference_select  # noqa: E402
+
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 #: The model's argument that takes the cache; generate takes both names.
 CACHE = "cache" if VERSION >= (5, 24) else "past_key_values"
@@ -64,6 +66,20 @@ def _gpt2() -> PretrainedConfig:
     )
 
 
+def _gemma2() -> PretrainedConfig:
+    types = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    return transformers.Gemma2Config(
+        **SIZES, head_dim=8, sliding_window=16, layer_types=types, attn_logit_softcapping=2.0
+    )
+
+
+def _gpt_oss() -> PretrainedConfig:
+    types = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    return transformers.GptOssConfig(
+        **SIZES, head_dim=8, sliding_window=16, layer_types=types, num_local_experts=2, num_experts_per_tok=1
+    )
+
+
 FAMILIES = {
     "llama": lambda: transformers.LlamaConfig(**SIZES),
     "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=None),
@@ -74,9 +90,14 @@ FAMILIES = {
     "gemma3": _gemma3,
     "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_local_experts=3, num_experts_per_tok=2),
     "gpt2": _gpt2,
+    "gemma2": _gemma2,  # caps its logits
+    "gpt-oss": _gpt_oss,  # has sinks without a position
 }
-#: Families with full-attention layers, that is with something to compress.
-COMPRESSED = [name for name in FAMILIES if name != "mistral-sliding"]
+#: Families whose attention is more than sdpa can do.
+EAGER_ALONE = ["gemma2", "gpt-oss"]
+#: Every family with every arithmetic that it has, and those of them with something to compress.
+ALL = [(name, way) for name in FAMILIES for way in ("sdpa", "eager") if way == "eager" or name not in EAGER_ALONE]
+COMPRESSED = [(name, way) for name, way in ALL if name != "mistral-sliding"]
 
 _models: dict = {}
 
@@ -101,6 +122,8 @@ def stock(family: str, attention: str = "sdpa"):
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 2 and ("q_proj" in name or "k_proj" in name or "qkv" in name or "c_attn" in name):
                     parameter.mul_(8)
+                if name.endswith("sinks"):
+                    parameter.normal_()
         _models[family, attention] = model
     return _models[family, attention]
 
@@ -147,12 +170,14 @@ class Masked:
         masks.register(name, masks["eager"])
         self.model.set_attn_implementation(name)
 
-    def _attend(self, module, query, key, value, attention_mask, scaling=None, **kwargs):
+    def _attend(self, module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs):
         layer = module.layer_idx
         groups = query.shape[1] // key.shape[1]
         self.seen[layer] = (query, key)
         keys, values = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         logits = query @ keys.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
         if attention_mask is None:
             n, m = logits.shape[-2:]
             logits = logits.masked_fill(torch.ones(n, m, dtype=torch.bool).triu(1 + m - n), -math.inf)
@@ -162,7 +187,9 @@ class Masked:
             gone = torch.as_tensor(self.evicted[layer]).repeat_interleave(groups, 1)
             gone = torch.nn.functional.pad(gone, (0, logits.shape[-1] - gone.shape[-1]))
             logits = logits.masked_fill(gone[:, :, None], -math.inf)
-        weights = torch.softmax(logits.float(), -1)
+        if s_aux is not None:
+            logits = torch.cat([s_aux.reshape(1, -1, 1, 1).expand(*logits.shape[:-1], 1), logits], -1)
+        weights = torch.softmax(logits.float(), -1)[..., 0 if s_aux is None else 1 :]
         self.weights[layer] = weights
         return (weights.to(value.dtype) @ values).transpose(1, 2).contiguous(), None
 
@@ -206,8 +233,7 @@ def selected(query, key, keep: int, scale: float, window: int, kernel: int) -> l
 # ---- nothing evicted: the stock model, bit for bit ----
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "attention"), ALL)
 def test_a_budget_of_the_prompt_or_more_is_dynamic_cache_bit_for_bit(family, attention):
     plain, redirected = stock(family, attention), used(family, attention)
     reference = DynamicCache(config=plain.config)
@@ -234,8 +260,7 @@ def test_a_padded_batch_within_the_budget_is_dynamic_cache_bit_for_bit(family, a
         assert torch.equal(expected[mask[:, -new:].bool()], got[mask[:, -new:].bool()])
 
 
-@pytest.mark.parametrize("family", COMPRESSED)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("family", "attention"), COMPRESSED)
 def test_the_prompt_itself_is_read_with_full_attention(family, attention):
     reference = run(stock(family, attention), tokens(50), DynamicCache(config=stock(family, attention).config))
     model = used(family, attention)
@@ -261,8 +286,7 @@ def test_other_caches_are_served_as_before():
 # ---- below the budget: the full cache with the evicted positions masked out ----
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", COMPRESSED)
+@pytest.mark.parametrize(("family", "attention"), COMPRESSED)
 def test_a_compressed_cache_is_the_full_one_with_the_evicted_positions_masked(family, attention):
     model = used(family, attention)
     cache = PyramidKVCache(model.config, budget=12, ratio=3, **COMMON)
@@ -278,9 +302,9 @@ def test_a_compressed_cache_is_the_full_one_with_the_evicted_positions_masked(fa
         torch.testing.assert_close(run(model, ids, cache), full(ids), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
-def test_the_kept_positions_are_those_that_the_window_attended_to(family):
-    model = used(family)
+@pytest.mark.parametrize(("family", "attention"), [("llama", "sdpa"), ("qwen3", "sdpa"), ("gpt2", "eager")])
+def test_the_kept_positions_are_those_that_the_window_attended_to(family, attention):
+    model = used(family, attention)
     cache = PyramidKVCache(model.config, budget=14, ratio=3, **COMMON)
     full = Masked(family)
     prompt = tokens(40)
@@ -289,6 +313,24 @@ def test_the_kept_positions_are_those_that_the_window_attended_to(family):
     for layer, budget in enumerate(cache.budgets):
         query, key = full.seen[layer]
         expected = selected(query[0], key[0], int(budget), query.shape[-1] ** -0.5, WINDOW, KERNEL)
+        assert cache.positions(layer)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("family", EAGER_ALONE)
+@pytest.mark.parametrize("reduce", ["mean", "max", "sum"])
+@pytest.mark.parametrize("pooling", ["max", "avg"])
+def test_caps_and_sinks_take_part_in_the_scores(family, reduce, pooling):
+    model = used(family, "eager")
+    cache = PyramidKVCache(model.config, budget=14, ratio=3, reduce=reduce, pooling=pooling, **COMMON)
+    full = Masked(family)
+    prompt = tokens(40)
+    run(model, prompt, cache)
+    full(prompt)
+    for layer in cache.compressed_layers:
+        weights = full.weights[layer][0, :, -WINDOW:].double().numpy()
+        expected = reference_select.select(
+            weights, int(cache.budgets[layer]), 2, WINDOW, KERNEL, pooling=pooling, reduce=reduce
+        )
         assert cache.positions(layer)[0].tolist() == expected
 
 
@@ -590,10 +632,10 @@ def test_what_is_reported_is_a_table_and_a_dict():
 # ---- decode="hold" ----
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize(("family", "attention"), [("llama", "sdpa"), ("gpt2", "sdpa"), ("gpt-oss", "eager")])
 @pytest.mark.parametrize("reduce", ["mean", "max"])
-def test_hold_keeps_what_the_native_policy_keeps(family, reduce):
-    model = used(family)
+def test_hold_keeps_what_the_native_policy_keeps(family, attention, reduce):
+    model = used(family, attention)
     cache = PyramidKVCache(model.config, budget=12, reduce=reduce, decode="hold", **COMMON)
     full = Masked(family)
     prompt = tokens(40)
@@ -605,7 +647,8 @@ def test_hold_keeps_what_the_native_policy_keeps(family, reduce):
         return weights.mean(1) if reduce == "mean" else weights.amax(1)
 
     policies = {}
-    for layer, budget in enumerate(cache.budgets):
+    for layer in cache.compressed_layers:
+        budget = cache.budgets[layer]
         for head, kept in enumerate(cache.positions(layer)[0]):
             policy = pb_kvcache.SnapKV(int(budget), WINDOW, WINDOW, KERNEL)
             policy.seed(kept, grouped(layer)[head][-WINDOW:][:, kept].numpy())
@@ -619,11 +662,10 @@ def test_hold_keeps_what_the_native_policy_keeps(family, reduce):
             policy.on_decode_step(40 + step, grouped(layer)[head, 0, policy.kept.astype(int)].numpy())
             policy.evict()
             assert cache.positions(layer)[0, head].tolist() == policy.kept.tolist()
-        assert np.array_equal(cache.lengths, cache.budgets)
+        layers = list(cache.compressed_layers)
+        assert np.array_equal(cache.lengths[layers], cache.budgets[layers])
         full.evict(cache, 41 + step)
-    assert all(
-        layer._key_buffer.shape[2] == budget + 1 for layer, budget in zip(cache.layers, cache.budgets, strict=True)
-    )
+    assert all(cache.layers[layer]._key_buffer.shape[2] == cache.budgets[layer] + 1 for layer in layers)
     assert cache.get_seq_length() == 70
 
 
@@ -784,7 +826,10 @@ def test_a_cache_may_be_filled_and_used_in_any_gradient_mode(context):
         model(tokens(40), use_cache=True, **{CACHE: cache})
     assert not cache.layers[0].keys.requires_grad
     twin = copy.deepcopy(cache)
-    assert torch.isfinite(run(model, tokens(2), twin)).all()
+    for later in (torch.no_grad, torch.inference_mode, torch.enable_grad, torch.inference_mode, torch.no_grad):
+        with later():
+            logits = model(tokens(20), use_cache=True, **{CACHE: twin}).logits
+        assert torch.isfinite(logits).all()
 
 
 @pytest.mark.parametrize("length", [5, torch.arange(5)])
@@ -882,6 +927,9 @@ def test_models_that_cannot_be_served_are_refused():
     model = copy.deepcopy(stock("llama"))
     with pytest.raises(ValueError, match="attention = 'flash'"):
         use(model, attention="flash")
+    model._supports_sdpa = False
+    with pytest.raises(ValueError, match=r"use\(model, attention='eager'\)"):
+        use(model)
     bloom = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=2))
     with pytest.raises(ValueError, match="cannot be redirected"):
         use(bloom, attention="eager")

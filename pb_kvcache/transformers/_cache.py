@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _NOT_USED = (
     "the model's attention never reached PyramidKVCache: call pb_kvcache.transformers.use(model) before the first "
-    "step, then cache.reset()"
+    "step, then cache.reset(). Where that was done, the model changes keys between its cache and its attention, and "
+    "cannot be served"
 )
 
 

@@ -69,6 +69,11 @@ def use(model: _Model, attention: str | None = None) -> _Model:
             f"model: the attention of {type(model).__name__} cannot be redirected, because it does not go through "
             "transformers' attention interface; a newer transformers release may have moved it there"
         )
+    if attention == "sdpa" and not model._supports_sdpa:
+        raise ValueError(
+            f"attention = 'sdpa': {type(model).__name__} does more in its attention than that can; "
+            "use(model, attention='eager')"
+        )
     if attention == "eager" and _eager_function(type(model)) is None:
         raise ValueError(
             f"attention = 'eager': the module of {type(model).__name__} has no eager_attention_forward; "
