@@ -315,7 +315,8 @@ class _State:
             raise ReplayError(
                 f"{self.trace.name}: step {step}: rows have shape {rows.shape}, must be {(self.trace.num_layers, step)}"
             )
-        sums = rows.sum(axis=1, dtype=np.float64)
+        with np.errstate(invalid="ignore"):  # infinities of both signs
+            sums = rows.sum(axis=1, dtype=np.float64)
         if not (rows.min() >= 0 and np.isfinite(sums).all()):
             layer, pos = np.argwhere(~(np.isfinite(rows) & (rows >= 0)))[0]
             raise ReplayError(

@@ -21,9 +21,7 @@ import heapq
 import io
 import json
 import os
-import struct
 import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import integer, uint32
+from ._checks import integer, plain_array, uint32
 
 __all__ = [
     "KV_DTYPES",
@@ -144,7 +142,7 @@ def _bytes_per_position(metadata: Mapping[str, Any]) -> int | None:
     for key, value in (("num_kv_heads", heads), ("head_dim", dim)):
         if not 0 < integer(key, value) <= 2**20:
             raise ValueError(f"{key} = {value}: must be between 1 and {2**20}")
-    if dtype not in KV_DTYPES:
+    if not isinstance(dtype, str) or dtype not in KV_DTYPES:
         raise ValueError(f"kv_dtype = {dtype!r}: must be one of {', '.join(KV_DTYPES)}")
     return 2 * int(heads) * int(dim) * KV_DTYPES[dtype]
 
@@ -154,7 +152,7 @@ def _largest(rows: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
     length = rows.shape[1]
     # Weights are >= 0, so their bits order as they do. With the index, counted down, in the low half every key is
     # distinct, and the tie rule holds whatever the partition does. Adding 0 turns -0.0 into 0.0.
-    keys = (rows + np.float32(0)).view(np.uint32).astype(np.uint64) << np.uint64(32)
+    keys = (np.asarray(rows, np.float32) + np.float32(0)).view(np.uint32).astype(np.uint64) << np.uint64(32)
     keys |= np.arange(0xFFFFFFFF, 0xFFFFFFFF - length, -1, dtype=np.uint64)
     if length > count:
         keys = np.partition(keys, length - count, axis=1)[:, length - count :]
@@ -191,6 +189,7 @@ class PackedTrace(Trace):
         super().__init__(name, num_layers, length, metadata)
         if not isinstance(weights, np.ndarray) or weights.dtype not in (np.float16, np.float32):
             raise TypeError("weights: must be a NumPy array of float16 or float32")
+        weights = plain_array("weights", weights, "float16 or float32")
         size = self.num_layers * _pairs(self.length)
         if weights.shape != (size,):
             raise ValueError(
@@ -200,7 +199,8 @@ class PackedTrace(Trace):
         self.weights.flags.writeable = False  # rows() hands out parts of it
         for step in range(1, self.length):
             rows = self.rows(step)
-            sums = rows.sum(axis=1, dtype=np.float64)
+            with np.errstate(invalid="ignore"):  # infinities of both signs
+                sums = rows.sum(axis=1, dtype=np.float64)
             # The sum is NaN or infinite as soon as one weight is; min() then names the negative ones.
             if not (rows.min() >= 0 and sums.max() <= _SUM_LIMIT):
                 raise ValueError(f"{self.name}: {_bad_rows(rows, sums, step)}")
@@ -254,19 +254,21 @@ def pack(name: str, attention: npt.ArrayLike, metadata: Mapping[str, Any] | None
     TypeError, ValueError
         For another shape or dtype, or weights that :class:`PackedTrace` refuses.
     """
-    array = np.asarray(attention)
+    array = plain_array("attention", attention, "real numbers")
     if array.dtype.kind not in "fiu":
         raise TypeError(f"attention: must be real numbers, not of dtype {array.dtype}")
-    if array.ndim not in (3, 4) or array.shape[-1] != array.shape[-2]:
+    if array.ndim not in (3, 4) or array.shape[-1] != array.shape[-2] or array.shape[1] == 0:
         raise ValueError(f"attention: has shape {array.shape}, must be (num_layers[, heads], length, length)")
     if array.ndim == 4:
-        array = array.mean(axis=1, dtype=np.float32)
+        with np.errstate(all="ignore"):  # what is not finite is refused below, where it is used
+            array = array.mean(axis=1, dtype=np.float32)
     dtype = np.float16 if array.dtype == np.float16 else np.float32
     num_layers, length = array.shape[:2]
     weights = np.empty(num_layers * _pairs(length), dtype)
     for step in range(1, length):
         start = num_layers * _pairs(step)
-        weights[start : start + num_layers * step] = array[:, step, :step].ravel()
+        with np.errstate(all="ignore"):
+            weights[start : start + num_layers * step] = array[:, step, :step].ravel()
     return PackedTrace(name, num_layers, length, weights, metadata)
 
 
@@ -503,7 +505,8 @@ def save(path: str | os.PathLike[str], trace: Trace) -> None:
     OSError
         Where the file cannot be written.
     TypeError, ValueError
-        For metadata that are not JSON, or weights that are not between 0 and 1.
+        For metadata that are not JSON (NaN and infinities are not), or more than 1 MiB of it; for weights that are not
+        between 0 and 1.
 
     Notes
     -----
@@ -517,12 +520,14 @@ def save(path: str | os.PathLike[str], trace: Trace) -> None:
         "num_layers": trace.num_layers,
         "length": trace.length,
     }
+    text = json.dumps(metadata, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode("utf-8")
+    if len(text) > _METADATA_LIMIT:
+        raise ValueError(f"metadata: {len(text)} bytes of JSON, must be at most {_METADATA_LIMIT}")
     target = Path(path)
     partial = target.with_name(target.name + ".part")
     try:
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-            text = json.dumps(metadata, indent=1, sort_keys=True, ensure_ascii=False)
-            _write_member(archive, "metadata", np.frombuffer(text.encode("utf-8"), np.uint8))
+            _write_member(archive, "metadata", np.frombuffer(text, np.uint8))
             for layer in range(trace.num_layers):
                 weights = trace.layer(layer)
                 if not (weights.min() >= 0 and weights.max() <= _SUM_LIMIT):  # a NaN makes both false
@@ -573,46 +578,62 @@ def load(path: str | os.PathLike[str]) -> PackedTrace:
         weights that are not probabilities. The message names the file and what is wrong with it.
     """
     path = Path(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return _read(archive, path)
-    except (zipfile.BadZipFile, zlib.error, EOFError, struct.error, NotImplementedError, RuntimeError) as error:
-        # The last two: a compression method or an encryption that no trace has.
-        raise ValueError(f"{path}: not a trace file, or a damaged one: {error}") from None
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return _read(archive, path)
+        except MemoryError:
+            raise
+        except _NotATraceError as error:
+            raise ValueError(f"{path}: {error}") from None
+        except Exception as error:
+            # zipfile, its decompressors and NumPy's header reader raise nearly anything at bytes that are wrong; an
+            # OSError is a seek to where no file can be, or what bz2 makes of damaged data.
+            raise ValueError(f"{path}: not a trace file, or a damaged one: {error}") from None
+
+
+class _NotATraceError(Exception):
+    """What is wrong with a trace file."""
+
+
+def _constant(text: str) -> None:
+    raise ValueError(f"{text} is none of JSON's values")
 
 
 def _read(archive: zipfile.ZipFile, path: Path) -> PackedTrace:
-    raw = _read_member(archive, path, "metadata", None)
+    raw = _read_member(archive, "metadata", None)
     try:
-        metadata = json.loads(raw.tobytes())
+        metadata = json.loads(raw.tobytes(), parse_constant=_constant)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: metadata is not JSON: {error}") from None
+        raise _NotATraceError(f"metadata is not JSON: {error}") from None
     if not isinstance(metadata, dict) or metadata.pop("format", None) != _FORMAT:
-        raise ValueError(f"{path}: not a pb_kvcache trace")
+        raise _NotATraceError("not a pb_kvcache trace")
     version = metadata.pop("format_version", None)
     if version != _FORMAT_VERSION:
-        raise ValueError(f"{path}: format_version = {version!r}: this version reads {_FORMAT_VERSION}")
+        raise _NotATraceError(f"format_version = {version!r}: this version reads {_FORMAT_VERSION}")
     name = metadata.pop("name", path.stem)
     try:
         num_layers = uint32("num_layers", metadata.pop("num_layers", None))
         length = uint32("length", metadata.pop("length", None))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise _NotATraceError(str(error)) from None
     expected = {_member(layer) + ".npy" for layer in range(min(num_layers, len(archive.namelist()) + 1))}
     present = {entry for entry in archive.namelist() if entry != "metadata.npy"}
+    if len(present) + 1 < len(archive.namelist()):
+        raise _NotATraceError("holds a member twice")
     if num_layers == 0 or length < 2:
-        raise ValueError(f"{path}: {num_layers} layers and {length} positions: must be at least 1 and 2")
+        raise _NotATraceError(f"{num_layers} layers and {length} positions: must be at least 1 and 2")
     if present != expected:
         missing, extra = sorted(expected - present), sorted(present - expected)
         what = f"{missing[0]} is missing" if missing else f"{extra[0]} does not belong there"
-        raise ValueError(f"{path}: {num_layers} layers are announced, and {what}")
+        raise _NotATraceError(f"{num_layers} layers are announced, and {what}")
     pairs = _pairs(length)
     size = path.stat().st_size
     if 2 * pairs * num_layers > size * _DEFLATE_LIMIT:
-        raise ValueError(f"{path}: {num_layers} layers of {length} positions cannot come out of a file of {size} bytes")
+        raise _NotATraceError(f"{num_layers} layers of {length} positions cannot come out of a file of {size} bytes")
     weights = np.empty(num_layers * pairs, np.float16)
     for layer in range(num_layers):
-        planes = _read_member(archive, path, _member(layer), pairs)
+        planes = _read_member(archive, _member(layer), pairs)
         values = ((planes[0].astype(np.uint16) << 8) | planes[1]).view(np.float16)
         done = 0
         for index in _columns(length, num_layers, layer):
@@ -621,28 +642,28 @@ def _read(archive: zipfile.ZipFile, path: Path) -> PackedTrace:
     try:
         return PackedTrace(str(name), num_layers, length, weights, metadata)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise _NotATraceError(str(error)) from None
 
 
-def _read_member(archive: zipfile.ZipFile, path: Path, name: str, pairs: int | None) -> npt.NDArray[np.uint8]:
+def _read_member(archive: zipfile.ZipFile, name: str, pairs: int | None) -> npt.NDArray[np.uint8]:
     """Return one member, whose shape must be ``(2, pairs)``, or ``(n,)`` with a modest n where `pairs` is None."""
     try:
         info = archive.getinfo(name + ".npy")
     except KeyError:
-        raise ValueError(f"{path}: not a pb_kvcache trace: it has no member {name}.npy") from None
+        raise _NotATraceError(f"not a pb_kvcache trace: it has no member {name}.npy") from None
     with archive.open(info) as member:
         try:
             if np.lib.format.read_magic(member) != (1, 0):
                 raise ValueError("not a version 1.0 array")
             shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
         except ValueError as error:
-            raise ValueError(f"{path}: {name}.npy: {error}") from None
+            raise _NotATraceError(f"{name}.npy: {error}") from None
         wanted = f"(2, {pairs})" if pairs is not None else f"(n,) with n up to {_METADATA_LIMIT}"
-        fits = shape == (2, pairs) if pairs is not None else len(shape) == 1 and shape[0] <= _METADATA_LIMIT
+        fits = shape == (2, pairs) if pairs is not None else len(shape) == 1 and 0 <= shape[0] <= _METADATA_LIMIT
         if not fits or dtype != np.uint8 or fortran:
-            raise ValueError(f"{path}: {name}.npy: has shape {shape} and dtype {dtype}, must be {wanted} and uint8")
+            raise _NotATraceError(f"{name}.npy: has shape {shape} and dtype {dtype}, must be {wanted} and uint8")
         count = int(np.prod(shape, dtype=np.int64))
         data = member.read(count + 1)
     if len(data) != count:
-        raise ValueError(f"{path}: {name}.npy: holds {len(data)} bytes or more, must be {count}")
+        raise _NotATraceError(f"{name}.npy: holds {len(data)} bytes or more, must be {count}")
     return np.frombuffer(data, np.uint8).reshape(shape)

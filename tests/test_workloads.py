@@ -141,7 +141,13 @@ def test_pack_averages_heads_and_keeps_what_is_below_the_diagonal() -> None:
         (np.zeros((2, 3, 4)), ValueError, r"has shape \(2, 3, 4\)"),
         (np.zeros((0, 3, 3)), ValueError, "num_layers = 0"),
         (np.zeros((2, 1, 1)), ValueError, "length = 1"),
+        (np.zeros((2, 0, 3, 3)), ValueError, r"has shape \(2, 0, 3, 3\)"),
         (np.zeros((1, 3, 3), complex), TypeError, "must be real numbers"),
+        (np.ma.zeros((1, 3, 3)), TypeError, "attention: must be .* not a masked one"),
+        ([[[0.0], [0.0, 0.0]]], TypeError, "attention: must be an array of real numbers: "),
+        (np.full((1, 3, 3), 1e300), ValueError, "step 1, layer 0, position 0: weight inf must be finite"),
+        (np.array([[[0, 0, 0], [0.5, 0, 0], [np.inf, -np.inf, 0]]]), ValueError, "step 2, layer 0, position 0: weight"),
+        (np.full((1, 2, 3, 3), [[[np.inf]], [[-np.inf]]]), ValueError, "step 1, layer 0, position 0: weight nan must"),
         (np.full((1, 3, 3), np.nan), ValueError, "step 1, layer 0, position 0: weight nan must be finite"),
         (np.full((1, 3, 3), -0.5), ValueError, "step 1, layer 0, position 0: weight -0.5 must be finite and >= 0"),
         (np.full((1, 3, 3), 0.6), ValueError, "step 2, layer 0: weights that sum to 1.2, must sum to at most 1"),
@@ -259,6 +265,24 @@ def test_what_load_would_refuse_is_not_saved(tmp_path: Path, weight: float) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_metadata_that_load_would_refuse_are_not_saved(tmp_path: Path) -> None:
+    for metadata, message in (
+        ({"note": float("nan")}, "not JSON compliant"),
+        ({"token_ids": [0] * 400_000}, "metadata: [0-9]+ bytes of JSON, must be at most 1048576"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            workloads.save(tmp_path / "t.npz", workloads.pack("t", np.zeros((1, 3, 3)), metadata))
+    assert not list(tmp_path.iterdir())
+
+
+def test_top_of_rows_in_another_precision_is_the_same() -> None:
+    class Doubles(Trace):
+        def rows(self, step: int) -> np.ndarray:
+            return np.arange(step, dtype=np.float64)[None] / 10**4
+
+    assert sorted(Doubles("mine", 1, 60).top(50)[0].tolist()) == list(range(18, 50))
+
+
 def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
     class Broken(Trace):
         def rows(self, step: int) -> np.ndarray:
@@ -319,7 +343,25 @@ def with_metadata(saved: bytes, **changes: object) -> bytes:
     return rewritten(saved, {"metadata.npy": npy(np.frombuffer(json.dumps(metadata).encode(), np.uint8))})
 
 
-def layer(weight: float, count: int = 190) -> bytes:
+def twice(saved: bytes, name: str) -> bytes:
+    out = io.BytesIO(saved)
+    with zipfile.ZipFile(out, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr(name, archive.read(name))
+    return out.getvalue()
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :]
+
+
+NEGATIVE = b"{'descr': '|u1', 'fortran_order': False, 'shape': (-5,), }"
+
+
+def header(text: bytes) -> bytes:
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text + b"\n"
+
+
+def layer(weight: float | list[float], count: int = 190) -> bytes:
     bits = np.full(count, weight, np.float16).view(np.uint16)
     return npy(np.stack([(bits >> 8).astype(np.uint8), (bits & 255).astype(np.uint8)]))
 
@@ -386,6 +428,23 @@ def broken_files() -> list[tuple[str, object, str]]:
             lambda s: rewritten(s, {"layer_002.npy": layer(np.inf)}),
             "step 1, layer 2, position 0: weight inf",
         ),
+        (
+            "both infinities",
+            lambda s: rewritten(s, {"layer_002.npy": layer([np.inf, -np.inf] * 95)}),
+            "weight inf must",
+        ),
+        ("two of a name", lambda s: twice(s, "layer_001.npy"), "holds a member twice"),
+        ("nan in json", lambda s: with_metadata(s, note=float("nan")), "metadata is not JSON: NaN"),
+        (
+            "kv no name",
+            lambda s: with_metadata(s, num_kv_heads=1, head_dim=1, kv_dtype=[]),
+            r"kv_dtype = \[\]: must be",
+        ),
+        ("endless header", lambda s: rewritten(s, {"layer_000.npy": header(b"(" * 5000)}), "bad.npz: .*"),
+        ("deep header", lambda s: rewritten(s, {"layer_000.npy": header(b"-" * 5000 + b"1")}), "bad.npz: .*"),
+        ("less than none", lambda s: rewritten(s, {"metadata.npy": header(NEGATIVE)}), "metadata.npy: has shape"),
+        ("damaged lzma", lambda s: flipped(rewritten(s, {}, zipfile.ZIP_LZMA), 80), "a damaged one"),
+        ("damaged bzip2", lambda s: flipped(rewritten(s, {}, zipfile.ZIP_BZIP2), 80), "a damaged one"),
         ("negative", lambda s: rewritten(s, {"layer_002.npy": layer(-1)}), "step 1, layer 2, position 0: weight -1.0"),
         ("logits", lambda s: rewritten(s, {"layer_002.npy": layer(1)}), "step 2, layer 2: weights that sum to 2"),
     ]
