@@ -1007,5 +1007,11 @@ def test_attention_that_is_not_a_number_is_refused():
     model = copy.deepcopy(used("llama"))
     with torch.no_grad():
         model.model.layers[2].self_attn.k_proj.weight.fill_(math.nan)
+    cache = PyramidKVCache(model.config, budget=12, **COMMON)
     with pytest.raises(ValueError, match=r"layer 2: .*nan"):
-        run(model, tokens(40), PyramidKVCache(model.config, budget=12, **COMMON))
+        run(model, tokens(40), cache)
+    with pytest.raises(RuntimeError, match=r"failed in layer 2.*cache\.reset\(\)"):
+        run(model, tokens(1), cache)
+    cache.reset()
+    run(used("llama"), tokens(40), cache)
+    assert cache.lengths.sum() == 48

@@ -81,6 +81,7 @@ class Budgets:
         self.plan = self._check_plan(layer_plan)
         if self.plan is not None:
             self._curve = {"shape": "weights", "weights": self.plan.astype(float)}
+        self.failed_layer: int | None = None  # whose attention has not come to its end
         self._decided: dict[int, npt.NDArray[np.int64]] = {}
         self._position_bytes = 0  # of one position in one layer, one sequence: keys and values of all heads
         if num_layers and self.source in ("budget", "plan"):
@@ -168,6 +169,7 @@ class Budgets:
 
     def forget(self) -> None:
         """Forget the prompt; the next one may have another batch size or another dtype."""
+        self.failed_layer = None
         self._decided.clear()
         self._position_bytes = 0
 

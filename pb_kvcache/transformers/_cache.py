@@ -148,12 +148,17 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
         Raises
         ------
         RuntimeError
-            :func:`use` was not called with the model.
+            :func:`use` was not called with the model, or a step before failed.
         ValueError
             Another batch size, dtype, device or model than before.
         """
         if self._last is not None and self._last.awaits_attention:
             raise RuntimeError(_NOT_USED)
+        if self._budgets.failed_layer is not None:
+            raise RuntimeError(
+                f"a step before this one failed in layer {self._budgets.failed_layer}, so that the layers have seen "
+                "different tokens: cache.reset()"
+            )
         if layer_idx >= len(self.layers):
             raise ValueError(f"this cache has {len(self.layers)} layers and meets layer {layer_idx}: of another model?")
         layer = self.layers[layer_idx]

@@ -177,6 +177,21 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         turns masks into sums; `options` what the model passes on to its attention function.
         """
         self.awaits_attention = False
+        self.budgets.failed_layer = self.model_layer  # unless the end of this is reached
+        output = self._attend(attend, query, key, value, padding, additive, options)
+        self.budgets.failed_layer = None
+        return output
+
+    def _attend(
+        self,
+        attend: Attend,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        padding: torch.Tensor | None,
+        additive: bool,
+        options: dict[str, Any],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         padding = self._check_padding(padding)
         self._mask = padding
         scoring = Scoring.from_options(options, query.shape[-1])
