@@ -303,5 +303,6 @@ def _reports(
         joblib = importlib.import_module("joblib")
     except ImportError as error:
         raise ImportError("jobs other than 1 need joblib: pip install 'pb-kvcache[bench]'") from error
-    parallel = joblib.Parallel(n_jobs=jobs, return_as="generator")
+    # joblib starts as many processes as it is told to, whether there is work for them or not.
+    parallel = joblib.Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator")
     yield from parallel(joblib.delayed(_replay)(source, policy, budget, scoring) for policy, budget in tasks)

@@ -169,8 +169,13 @@ def replay(
     layers = trace.num_layers
     driver: _Layers | _Stack
     if callable(make_policy):
-        driver = _Layers([make_policy(layer) for layer in range(layers)], budget, trace.length)
+        policies = [make_policy(layer) for layer in range(layers)]
+        for layer, policy in enumerate(policies):
+            _require(f"make_policy({layer})", policy, "a policy", "on_decode_step", "evict")
+        driver = _Layers(policies, budget, trace.length)
     else:
+        rule = "a function from a layer to its policy, or a stack"
+        _require("make_policy", make_policy, rule, "on_decode_step", "evict", "budgets")
         driver = _Stack(make_policy, budget, trace.length)
     label = name if name is not None else driver.name
     budgets = driver.budgets
@@ -195,6 +200,12 @@ def replay(
             f"{(budget + 1) * layers}"
         )
     return state.report(budget, seconds)
+
+
+def _require(what: str, given: object, rule: str, *names: str) -> None:
+    for name in names:
+        if not hasattr(given, name):
+            raise TypeError(f"{what} = {given!r}: has no {name}; must be {rule}")
 
 
 class _Layers:

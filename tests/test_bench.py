@@ -154,6 +154,21 @@ def test_it_measures_the_same_every_time(quick: Results) -> None:
     assert measured(bench.run(workloads.funnel(4, 300), ["10%", 60], QUICK)) == measured(quick)
 
 
+def test_no_more_processes_are_asked_for_than_there_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    joblib = pytest.importorskip("joblib")
+    asked: list[int] = []
+
+    def parallel(n_jobs: int, **options: object) -> object:
+        asked.append(n_jobs)
+        return original(n_jobs=1, **options)
+
+    original = joblib.Parallel
+    monkeypatch.setattr(joblib, "Parallel", parallel)
+    for jobs in (100_000, 2, -1):
+        bench.run(workloads.funnel(2, 50), [10], ["tova", "h2o", "snapkv"], jobs=jobs)
+    assert asked == [3, 2, -1]
+
+
 def test_progress_counts_the_runs(quick: Results) -> None:
     seen: list[tuple[int, int]] = []
     bench.run(workloads.funnel(2, 50), [10], ["full", "tova"], progress=lambda done, total: seen.append((done, total)))

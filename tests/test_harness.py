@@ -340,6 +340,16 @@ def test_a_users_own_trace_is_checked_at_every_step(rows: Callable[[int], np.nda
         replay(Rows(rows), lambda layer: SnapKV(5, 1), 5)
 
 
+def test_what_is_no_policy_is_a_type_error() -> None:
+    trace = workloads.funnel(2, 20)
+    with pytest.raises(TypeError, match=r"make_policy = <SnapKV.*>: has no budgets; must be a function from a layer"):
+        replay(trace, SnapKV(5, 1), 5)
+    with pytest.raises(TypeError, match="make_policy = None: has no on_decode_step"):
+        replay(trace, None, 5)
+    with pytest.raises(TypeError, match=r"make_policy\(1\) = None: has no on_decode_step; must be a policy"):
+        replay(trace, [SnapKV(5, 1), None].__getitem__, 5)
+
+
 def test_progress_is_told_of_every_step() -> None:
     seen: list[int] = []
     replay(workloads.funnel(1, 20), lambda layer: SnapKV(5, 1), 5, progress=seen.append)
