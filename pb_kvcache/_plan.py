@@ -42,8 +42,11 @@ DTYPE_BITS: dict[str, int] = {
     "uint4": 4,
 }
 
-#: Finding the best groups takes time in the square of this many runs of equal budgets.
+#: Finding the best groups takes time in the square of this many runs of equal budgets, and room for their number times
+#: the groups'.
 _MOST_RUNS = 4096
+#: The square times the groups: some seconds.
+_MOST_GROUP_STEPS = 2**30
 
 
 class _DefaultRatio(int):
@@ -296,7 +299,8 @@ class LayerPlan:
         Raises
         ------
         ValueError
-            `n` is 0 or less; the layers' own bounds allow no `n` groups; more than 4096 runs of different budgets.
+            `n` is 0 or less; the layers' own bounds allow no `n` groups; more than 4096 runs of different budgets, or as
+            many groups of as many runs as take minutes to find.
 
         Examples
         --------
@@ -308,7 +312,7 @@ class LayerPlan:
         """
         n = integer("n", n)
         if n <= 0:
-            raise ValueError(f"n = {n}: must be greater than 0")
+            raise ValueError(f"n = {shown(n)}: must be greater than 0")
         return _group(self, n)
 
     def to_dict(self) -> dict[str, Any]:
@@ -700,10 +704,15 @@ def _group(plan: LayerPlan, n: int) -> LayerGroups:
     b = plan.multiple_of
     starts = np.flatnonzero(np.diff(plan.budgets, prepend=plan.budgets[0].astype(np.int64) + 1))
     m = len(starts)  # runs of equal budgets: no reason to split one
+    counts = np.diff(starts, append=plan.num_layers)
+    if n >= m:
+        runs = zip(starts.tolist(), counts.tolist(), plan.budgets[starts].tolist(), strict=True)
+        return LayerGroups(tuple(LayerGroup(i, i + count, budget) for i, count, budget in runs), plan.total, 0)
     if m > _MOST_RUNS:
         raise ValueError(f"n = {n}: groups are found among at most {_MOST_RUNS} runs of equal budgets, not {m}")
-    n = min(n, m)
-    counts = np.diff(starts, append=plan.num_layers)
+    if m * m * n > _MOST_GROUP_STEPS:
+        most = _MOST_GROUP_STEPS // (m * m)
+        raise ValueError(f"n = {n}: must be at most {most}, or at least {m}, for {m} runs of equal budgets")
     units = plan.budgets[starts].astype(np.int64) // b
     low, high = (bound // b for bound in plan._bounds())
     low = np.maximum.reduceat(low, starts)

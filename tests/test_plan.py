@@ -432,6 +432,16 @@ class TestGroups:
         with pytest.raises(error, match="n = "):
             plan(4, 100).groups(n)
 
+    def test_as_many_groups_as_runs_are_the_runs(self) -> None:
+        p = plan(4096, 10**6, ratio=50)
+        for n in (4096, 10**30):
+            assert [group.budget for group in p.groups(n)] == p.budgets.tolist()
+            assert p.groups(n).rounding == 0
+
+    def test_groups_that_would_take_minutes_to_find_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="n = 2000: must be at most 64, or at least 4096, for 4096 runs"):
+            plan(4096, 10**6, ratio=50).groups(2000)
+
     def test_too_many_runs_are_refused(self) -> None:
         with pytest.raises(ValueError, match="at most 4096 runs of equal budgets, not 5000"):
             plan(5000, 10000).groups(3)
