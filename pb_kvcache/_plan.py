@@ -299,8 +299,8 @@ class LayerPlan:
         Raises
         ------
         ValueError
-            `n` is 0 or less; the layers' own bounds allow no `n` groups; more than 4096 runs of different budgets, or as
-            many groups of as many runs as take minutes to find.
+            `n` is 0 or less; the layers' own bounds allow no `n` groups; more than 4096 runs of different budgets, or
+            as many groups of as many runs as take minutes to find.
 
         Examples
         --------
