@@ -116,5 +116,6 @@ def plain_array(name: str, value: Any, what: str) -> npt.NDArray[Any]:
         raise TypeError(f"{name}: must be an array of {what}, not a masked one; fill it first")
     try:
         return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor that requires a gradient
+    except (TypeError, ValueError, RuntimeError, UserWarning) as error:
+        # RuntimeError: a tensor that requires a gradient. UserWarning: ragged lists before NumPy 1.24, as an error.
         raise TypeError(f"{name}: must be an array of {what}: {error}") from None

@@ -195,7 +195,7 @@ def test_minus_zero_and_zero_tie():
 
 def test_scores_that_differ_in_the_last_bit_are_told_apart():
     scores = np.full(5000, 0.7, np.float32)
-    scores[[11, 4000, 4999]] = np.nextafter(np.float32(0.7), 1)
+    scores[[11, 4000, 4999]] = np.nextafter(np.float32(0.7), np.float32(1))
     assert pb.select_top(scores, 3).tolist() == [11, 4000, 4999]
     assert pb.select_top(scores, 5).tolist() == [0, 1, 11, 4000, 4999]
 
