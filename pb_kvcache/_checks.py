@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from typing import Any
 
@@ -51,6 +52,24 @@ def uint32(name: str, value: Any) -> int:
     if not 0 <= number <= UINT32_MAX:
         raise ValueError(f"{name} = {shown(number)}: must be between 0 and {UINT32_MAX}")
     return number
+
+
+def real(name: str, value: Any) -> float:
+    """Return `value` as a double.
+
+    Raises
+    ------
+    TypeError
+        For anything that is not a real number.
+    ValueError
+        For a number beyond the doubles.
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} = {shown(value)}: must be a real number, not {type(value).__name__}")
+    try:
+        return float(value)
+    except (OverflowError, TypeError):
+        raise ValueError(f"{name} = {shown(value)}: must fit a double") from None
 
 
 def float32_array(name: str, value: Any, ndim: int) -> npt.NDArray[np.float32]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +15,7 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import UINT32_MAX, integer, plain_array, shown, uint32
+from ._checks import UINT32_MAX, integer, plain_array, real, shown, uint32
 from ._errors import status_text
 from ._native import ffi, lib
 
@@ -215,7 +214,7 @@ class LayerPlan:
         True
         """
         num_layers = _num_layers(num_layers)
-        share = _real("fraction", fraction)
+        share = real("fraction", fraction)
         if not 0 < share <= 1:
             raise ValueError(f"fraction = {fraction}: must be above 0 and at most 1")
         length = uint32("sequence_length", sequence_length)
@@ -580,16 +579,6 @@ def _refuse_both(name: str, options: dict[str, Any]) -> None:
         options.pop(other, None)
 
 
-def _real(name: str, value: Any) -> float:
-    """Return a real number as a double."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.number)):
-        raise TypeError(f"{name} = {shown(value)}: must be a real number, not {type(value).__name__}")
-    try:
-        return float(value)
-    except (OverflowError, TypeError):
-        raise ValueError(f"{name} = {shown(value)}: must fit a double") from None
-
-
 def _shape(
     layers: int, shape: Any, ratio: Any, beta: Any, weights: Any
 ) -> tuple[str, float | None, npt.NDArray[np.float64] | None]:
@@ -614,11 +603,11 @@ def _shape(
     if shape == "uniform":
         return "uniform", None, None
     if beta is not None:
-        value = _real("beta", beta)
+        value = real("beta", beta)
         if not (value > 0.5 and math.isfinite(2 * value)):
             raise ValueError(f"beta = {beta}: must be finite and greater than 0.5")
         return "pyramid", 2 * value - 1, None
-    value = _real("ratio", ratio)
+    value = real("ratio", ratio)
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"ratio = {ratio}: must be finite and greater than 0")
     return str(shape), value, None

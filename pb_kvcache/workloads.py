@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import integer, plain_array, uint32
+from ._checks import integer, plain_array, real, uint32
+from ._native import lib
 
 __all__ = [
     "KV_DTYPES",
@@ -69,7 +70,7 @@ class Trace(ABC):
     name
         What reports call it.
     num_layers
-        Layers; greater than 0.
+        Layers; greater than 0, at most 65536.
     length
         Positions in the sequence; greater than 1. Position 0 is there from the start: there are ``length - 1`` steps.
     metadata
@@ -79,10 +80,8 @@ class Trace(ABC):
 
     def __init__(self, name: str, num_layers: int, length: int, metadata: Mapping[str, Any] | None = None) -> None:
         self.name = str(name)
-        self.num_layers = uint32("num_layers", num_layers)
+        self.num_layers = _num_layers(num_layers)
         self.length = uint32("length", length)
-        if self.num_layers == 0:
-            raise ValueError(f"num_layers = {num_layers}: must be greater than 0")
         if self.length < 2:
             raise ValueError(f"length = {length}: must be greater than 1, so that there is a step to replay")
         self.metadata: dict[str, Any] = dict(metadata or {})
@@ -132,6 +131,14 @@ class Trace(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_top": {}}  # cheaper to work out again than to send
+
+
+def _num_layers(value: Any) -> int:
+    number = uint32("num_layers", value)
+    most: int = lib.PB_KVCACHE_STACK_MAX_LAYERS  # a stack could not follow more
+    if not 0 < number <= most:
+        raise ValueError(f"num_layers = {number}: must be greater than 0 and at most {most}")
+    return number
 
 
 def _bytes_per_position(metadata: Mapping[str, Any]) -> int | None:
@@ -422,8 +429,11 @@ def funnel(
     TypeError, ValueError
         For an argument that breaks a rule above.
     """
-    num_layers, length, seed = uint32("num_layers", num_layers), uint32("length", length), uint32("seed", seed)
-    given = [uint32(f"widths[{i}]", value) for i, value in enumerate(widths)]
+    num_layers, length, seed = _num_layers(num_layers), uint32("length", length), uint32("seed", seed)
+    try:
+        given = [uint32(f"widths[{i}]", value) for i, value in enumerate(widths)]
+    except TypeError as error:
+        raise TypeError(f"widths: must be a sequence of integers: {error}") from None
     for i, width in enumerate(given):
         if width == 0:
             raise ValueError(f"widths[{i}] = 0: must be greater than 0")
@@ -434,7 +444,7 @@ def funnel(
         given = [(2 * (first * (span - layer) + last * layer) + span) // (2 * span) for layer in range(num_layers)]
     if len(given) != num_layers:
         raise ValueError(f"widths: has {len(given)} values, must have 2, or one for each of the {num_layers} layers")
-    local = float(local_mass)
+    local = real("local_mass", local_mass)
     if not 0 <= local <= 1:
         raise ValueError(f"local_mass = {local_mass}: must be between 0 and 1")
     return _Funnel(num_layers, length, given, local, seed)

@@ -481,6 +481,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_layers": 3, "budget": 4, "ratio": 4 + 0j}, TypeError, "must be a real number, not complex"),
     ({"num_layers": 3, "budget": 4, "ratio": None}, TypeError, "ratio = None: must be a real number"),
     ({"num_layers": 3, "budget": 4, "ratio": True}, TypeError, "ratio = True: must be a real number"),
+    ({"num_layers": 3, "budget": 4, "ratio": np.complex128(4 + 1j)}, TypeError, "ratio = .*: must be a real number"),
     ({"num_layers": 3, "budget": 4, "beta": 0.5}, ValueError, "beta = 0.5: must be finite and greater than 0.5"),
     ({"num_layers": 3, "budget": 4, "beta": math.nan}, ValueError, "beta = nan: must be finite"),
     ({"num_layers": 3, "budget": 4, "beta": 1.7e308}, ValueError, "beta = 1.7e.308: must be finite"),

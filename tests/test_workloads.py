@@ -99,6 +99,7 @@ def test_funnel_heavy_phrases_never_come_back() -> None:
     ("arguments", "message"),
     [
         ({"num_layers": 0}, "num_layers = 0"),
+        ({"num_layers": 2**32 - 1}, "num_layers = 4294967295: must be greater than 0 and at most 65536"),
         ({"length": 1}, "length = 1"),
         ({"widths": (3, 0)}, r"widths\[1\] = 0"),
         ({"num_layers": 4, "widths": (3, 2, 1)}, "widths: has 3 values, must have 2, or one for each of the 4 layers"),
@@ -110,6 +111,21 @@ def test_funnel_heavy_phrases_never_come_back() -> None:
 def test_funnel_refuses(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         workloads.funnel(**{"num_layers": 2, "length": 50, **arguments})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"local_mass": "0.5"}, "local_mass = '0.5': must be a real number, not str"),
+        ({"local_mass": None}, "local_mass = None: must be a real number"),
+        ({"local_mass": np.complex64(0.5)}, "local_mass = .*: must be a real number, not complex64"),
+        ({"widths": 5}, "widths: must be a sequence of integers: "),
+        ({"widths": (3.0, 1)}, r"widths: must be a sequence of integers: widths\[0\] = 3.0"),
+    ],
+)
+def test_funnel_refuses_what_is_no_number(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        workloads.funnel(2, 50, **arguments)  # type: ignore[arg-type]
 
 
 # --- traces
