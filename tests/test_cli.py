@@ -21,7 +21,8 @@ JSON = ("budget", "--layers", "3000", "--json")
 
 
 def start(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
-    options = {"stdout": subprocess.PIPE, **options}
+    # From a folder that has no source tree of the package, which Python would find before an installed one.
+    options = {"stdout": subprocess.PIPE, "cwd": Path(__file__).parent, **options}
     environment = {**os.environ, **options.pop("variables", {})}
     return subprocess.run(
         (*PROGRAM, *arguments), stderr=subprocess.PIPE, env=environment, timeout=120, check=False, **options
