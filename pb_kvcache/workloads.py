@@ -389,8 +389,9 @@ class _Funnel(Trace):
         heavy = self._until[:, :step] > step
         rows = heavy * ((1 - self._local) / np.maximum(heavy.sum(axis=1, keepdims=True), 1))
         near = np.arange(8, 0, -1, dtype=np.float64)[:step]
-        rows[:, step - len(near) :] += (near * (self._local / near.sum()))[::-1]
-        result: npt.NDArray[np.float32] = rows.astype(np.float32)
+        with np.errstate(under="ignore"):
+            rows[:, step - len(near) :] += (near * (self._local / near.sum()))[::-1]
+            result: npt.NDArray[np.float32] = rows.astype(np.float32)
         return result
 
 
@@ -542,7 +543,8 @@ def save(path: str | os.PathLike[str], trace: Trace) -> None:
                 weights = trace.layer(layer)
                 if not (weights.min() >= 0 and weights.max() <= _SUM_LIMIT):  # a NaN makes both false
                     raise ValueError(f"{trace.name}: layer {layer} has weights that are not between 0 and 1")
-                weights = weights.astype(np.float16)
+                with np.errstate(under="ignore"):
+                    weights = weights.astype(np.float16)
                 bits = np.concatenate([weights[index] for index in _columns(trace.length)]).view(np.uint16)
                 planes = np.stack([(bits >> 8).astype(np.uint8), (bits & 0xFF).astype(np.uint8)])
                 _write_member(archive, _member(layer), planes)

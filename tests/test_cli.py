@@ -163,6 +163,13 @@ def test_a_trace_may_be_called_anything(capsys: pytest.CaptureFixture[str], tmp_
     assert "[/bold] [red]: 1 layer" in capsys.readouterr().out
 
 
+def test_the_package_runs_as_the_command() -> None:
+    done = subprocess.run(
+        (sys.executable, "-m", "pb_kvcache", *TABLE, "--json"), capture_output=True, timeout=120, check=True
+    )
+    assert json.loads(done.stdout)["shares"] == [819, 614, 409, 204]
+
+
 def test_what_is_written_in_vain_is_raised_where_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(io.StringIO):
         def flush(self) -> None:

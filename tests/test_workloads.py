@@ -494,6 +494,18 @@ def test_load_reads_no_more_than_was_announced(tmp_path: Path, saved: bytes) -> 
             tracemalloc.stop()
 
 
+def test_numpy_s_error_settings_of_the_caller_change_nothing(tmp_path: Path) -> None:
+    def work() -> list[list[float]]:
+        trace = workloads.pack("t", np.full((1, 3, 3), 1e-42))
+        workloads.save(tmp_path / "t.npz", trace)
+        made = workloads.funnel(1, 4, local_mass=1e-310)
+        return [t.rows(2).tolist() for t in (trace, workloads.load(tmp_path / "t.npz"), made)]
+
+    usual = work()
+    with np.errstate(all="raise"):
+        assert work() == usual
+
+
 def test_load_says_that_a_file_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"nowhere\.npz"):
         workloads.load(tmp_path / "nowhere.npz")
