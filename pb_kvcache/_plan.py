@@ -232,6 +232,12 @@ class LayerPlan:
                 f"{error.rule}, that is a fraction of {error.limit / (length * num_layers):g}"
             ) from None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for value in state.values():  # NumPy's pickles and copies forget that an array is read-only
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+
     @property
     def num_layers(self) -> int:
         """Layers."""

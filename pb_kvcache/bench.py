@@ -38,7 +38,7 @@ from . import (
     plan,
     workloads,
 )
-from ._checks import integer
+from ._checks import integer, uint32
 from .harness import LayerPolicy, Report, StackPolicy, replay
 from .workloads import Trace
 
@@ -248,6 +248,9 @@ def run(
     TypeError, ValueError, OSError
         For an unknown trace or policy (the message lists the known ones), or a budget that a policy cannot have.
     """
+    for name, listed in (("budgets", budgets), ("policies", policies)):
+        if isinstance(listed, str):  # a sequence, too, of its characters
+            raise TypeError(f"{name} = {listed!r}: must be a list of them, not one string")
     source: Trace | str = trace if isinstance(trace, Trace) else os.fspath(trace)
     if isinstance(source, str) and source not in workloads.names() and os.path.exists(source):  # noqa: PTH110
         source = os.path.abspath(source)  # noqa: PTH100 - another process may have another working directory
@@ -261,7 +264,7 @@ def run(
         raise ValueError("budgets: none given")
     numbers = tuple(dict.fromkeys(positions(budget, loaded.length) for budget in budgets))
     names = tuple(dict.fromkeys(policies))
-    scoring = (obs_window, pool_kernel)
+    scoring = (uint32("obs_window", obs_window), uint32("pool_kernel", pool_kernel))
     for budget in numbers:
         for policy in names:
             if policy != "full":  # let a policy refuse its parameters now, not after minutes

@@ -137,6 +137,20 @@ def test_bad_arguments_are_refused_before_the_work(arguments: dict[str, Any], me
         bench.run(**{"trace": "funnel", **arguments})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budgets": "85"}, "budgets = '85': must be a list of them, not one string"),  # not 8 and 5
+        ({"policies": "tova"}, "policies = 'tova': must be a list of them, not one string"),
+        ({"obs_window": 1.5, "policies": ["tova"]}, "obs_window = 1.5: must be an integer"),
+        ({"jobs": True}, "jobs = True: must be an integer"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_before_the_work(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        bench.run(**{"trace": "funnel", **arguments})
+
+
 def test_the_scoring_of_snapkv_and_pyramids_can_be_set() -> None:
     trace = workloads.funnel(3, 200)
     plain, other = (bench.run(trace, [40], ["tova", "snapkv", "pyramidkv:3"], **s).reports for s in ({}, SCORING))

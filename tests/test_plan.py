@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
 import itertools
 import json
 import math
+import pickle
 import sys
 from collections import Counter
 from fractions import Fraction
@@ -555,6 +557,14 @@ def test_what_cannot_be_planned_is_refused_by_name(
 )
 def test_every_dress_of_the_same_numbers(arguments: dict[str, Any]) -> None:
     assert plan(3, 10, **arguments).budgets.tolist() == [16, 10, 4]
+
+
+def test_copies_and_pickles_of_a_plan_are_as_read_only_as_the_plan() -> None:
+    p = plan(3, 10, weights=[4, 2.5, 1], maximum=[30, 20, 10])
+    for twin in (copy.copy(p), copy.deepcopy(p), pickle.loads(pickle.dumps(p))):
+        assert (twin, hash(twin)) == (p, hash(p))
+        for array in (twin.budgets, twin.weights, twin.maximum):
+            assert not array.flags.writeable
 
 
 def test_documentation_s_examples() -> None:
