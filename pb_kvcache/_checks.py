@@ -87,7 +87,7 @@ def float32_array(name: str, value: Any, ndim: int) -> npt.NDArray[np.float32]:
     """
     array = plain_array(name, value, "real numbers")
     if array.dtype != _F32:
-        if array.dtype.kind not in "fiu":
+        if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":  # ml_dtypes' is of no kind
             raise TypeError(f"{name}: must be an array of real numbers, not of dtype {array.dtype}")
         with np.errstate(all="ignore"):  # whatever the caller has set: values are checked here and by the library
             converted = array.astype(np.float32)

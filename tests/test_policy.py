@@ -9,6 +9,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -142,6 +143,7 @@ def _stepped(attn: Any) -> SnapKV:
         np.array([0.5, 0.25], "<f8"),
         np.array([0.5, 0.25], ">f8"),
         np.array([0.5, 0.25], np.float16),
+        np.array([0.5, 0.25], ml_dtypes.bfloat16),
         np.array([0.5, 9, 0.25, 9], np.float32)[::2],
         np.array([0.25, 0.5], np.float32)[::-1],
         np.frombuffer(b"x" + np.array([0.5, 0.25], np.float32).tobytes(), np.float32, offset=1),
