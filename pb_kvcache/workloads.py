@@ -21,6 +21,7 @@ import heapq
 import io
 import json
 import os
+import secrets
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -535,9 +536,10 @@ def save(path: str | os.PathLike[str], trace: Trace) -> None:
     if len(text) > _METADATA_LIMIT:
         raise ValueError(f"metadata: {len(text)} bytes of JSON, must be at most {_METADATA_LIMIT}")
     target = Path(path)
-    partial = target.with_name(target.name + ".part")
+    # A name of its own, so that two that save at once do not write into each other's.
+    partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        with zipfile.ZipFile(partial, "x", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             _write_member(archive, "metadata", np.frombuffer(text, np.uint8))
             for layer in range(trace.num_layers):
                 weights = trace.layer(layer)

@@ -299,6 +299,25 @@ def test_top_of_rows_in_another_precision_is_the_same() -> None:
     assert sorted(Doubles("mine", 1, 60).top(50)[0].tolist()) == list(range(18, 50))
 
 
+def test_a_save_touches_no_other_file_and_two_at_once_are_both_whole(tmp_path: Path) -> None:
+    class Meanwhile(Trace):
+        """A trace that is saved a second time while it is being saved."""
+
+        def layer(self, layer: int) -> np.ndarray:
+            if self.name == "first":
+                workloads.save(tmp_path / "t.npz", Meanwhile("second", 1, 5))
+            return super().layer(layer)
+
+        def rows(self, step: int) -> np.ndarray:
+            return np.full((1, step), 0.125, np.float32)
+
+    (tmp_path / "t.npz.part").write_text("mine")
+    workloads.save(tmp_path / "t.npz", Meanwhile("first", 1, 9))
+    assert workloads.load(tmp_path / "t.npz").length == 9
+    assert (tmp_path / "t.npz.part").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
     class Broken(Trace):
         def rows(self, step: int) -> np.ndarray:
