@@ -11,6 +11,7 @@ tensors with int64 positions on the tensor's device.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import sys
@@ -576,11 +577,11 @@ def _kind(value: Any) -> str:
 
 
 def _float32(value: Any) -> Any:
-    return value.detach().float() if is_torch(value) else np.asarray(value, np.float32)
-
-
-def _stack(rows: list[Any], like: Any) -> Any:
-    return sys.modules["torch"].stack(rows) if is_torch(like) else np.stack(rows)
+    if is_torch(value):
+        return value.float()
+    if value.dtype.name == "bfloat16":  # four times as fast as the conversion that ml_dtypes registers
+        return (value.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(value, np.float32)
 
 
 def scores_from_qk(
@@ -629,35 +630,61 @@ def scores_from_qk(
         raise ValueError(f"q: has {window} queries, must have at least 1 and fewer than the {n} positions of k")
     if head_dim < 1:
         raise ValueError(f"q: has head_dim = {head_dim}, must be at least 1")
-    options: dict[str, Any] = {
-        "reduce": reduce,
-        "from_logits": True,
-        "nan": nan,
-        "scale": head_dim**-0.5 if scale is None else scale,
-    }
-    if not on_other_device(q):
-        options["threads"] = threads
     group = q_heads // kv_heads
-    if len(q.shape) == 4:
-        rows = [
-            scores_from_qk(one_q, one_k, scale=scale, reduce=reduce, nan=nan, threads=threads)
-            for one_q, one_k in zip(q, k, strict=True)
-        ]
-        return _stack(rows, q)
-    torch = sys.modules["torch"] if is_torch(q) else None
-    xp: Any = torch if torch is not None else np
-    rows = []
-    products = None
-    for head in range(kv_heads):
-        queries = _float32(q[head * group : (head + 1) * group].reshape(group * window, head_dim))
-        keys = _float32(k[head])
-        keys = keys.T
-        if products is None:
-            products = queries @ keys
-        else:
-            xp.matmul(queries, keys, out=products)
-        rows.append(window_scores(products.reshape(group, window, n), num_kv_heads=1, **options)[0])
-    return _stack(rows, q)
+    threads = _at_least("threads", threads, 1)
+    _choice("reduce", reduce, _REDUCE)
+    _choice("nan", nan, _NAN)
+    factor = _scale(head_dim**-0.5 if scale is None else scale)
+    options: dict[str, Any] = {"reduce": reduce, "from_logits": True, "nan": nan, "scale": factor}
+    if is_torch(q):
+        q, k = q.detach(), k.detach()
+    batched = len(q.shape) == 4
+    pairs = [
+        (one_q[head * group : (head + 1) * group].reshape(group * window, head_dim), one_k[head])
+        for one_q, one_k in (zip(q, k, strict=True) if batched else [(q, k)])
+        for head in range(kv_heads)
+    ]
+    rows: list[Any] = [None] * len(pairs)
+
+    def score(part: range) -> None:
+        products = None
+        for index in part:
+            queries, keys = pairs[index]
+            products = _products(_float32(queries), keys, products)
+            try:
+                rows[index] = window_scores(products.reshape(group, window, n), num_kv_heads=1, **options)
+            except ValueError as error:
+                where = f"sequence {index // kv_heads}, " if batched else ""
+                raise ValueError(f"q and k: in the products of {where}KV head {index % kv_heads}, {error}") from None
+
+    parts = [range(start, len(pairs), threads) for start in range(min(threads, len(pairs)))]
+    if len(parts) == 1:
+        score(parts[0])
+    else:
+        with ThreadPoolExecutor(len(parts)) as pool:
+            list(pool.map(score, parts))
+    scores = sys.modules["torch"].cat(rows) if is_torch(q) else np.concatenate(rows)
+    return scores.reshape(*q.shape[:-3], kv_heads, n - window)
+
+
+#: Keys that are converted to float32 together: 512 KB of them stay in the second cache at head_dim 128.
+_TILE = 1024
+
+
+def _products(queries: Any, keys: Any, products: Any) -> Any:
+    """Return ``queries @ keys.T`` in float32, in the array of an earlier call where there is one.
+
+    Keys in 16 bits are converted by tiles: a product in their own precision would round every logit to it, and so tie
+    most of them.
+    """
+    library: Any = sys.modules["torch"] if is_torch(queries) else np
+    if products is None:
+        empty = queries.new_empty if is_torch(queries) else functools.partial(np.empty, dtype=np.float32)
+        products = empty((queries.shape[0], keys.shape[0]))
+    step = keys.shape[0] if str(keys.dtype).endswith("float32") else _TILE
+    for start in range(0, keys.shape[0], step):
+        library.matmul(queries, _float32(keys[start : start + step]).T, out=products[:, start : start + step])
+    return products
 
 
 # ---- Moving keys and values ----
