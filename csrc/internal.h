@@ -65,7 +65,7 @@ pb_kvcache_status pb_kvcache_priv_pool_doubles(size_t n, pb_kvcache_pooling pool
  * bits. */
 typedef struct pb_kvcache_priv_lanes {
     bool (*top[3])(const void *row, size_t n, float *top);
-    double (*exps[3])(const void *row, size_t n, float scale, float top, float *e);
+    double (*exps[3])(const void *row, size_t n, float scale, float top, float *e, const void *next);
     uint32_t (*sums[3])(const void *rows, ptrdiff_t stride, size_t num_rows, size_t n, float *sums);
     void (*convert[3])(const void *row, size_t n, float *floats);
     void (*add_scaled)(const float *e, size_t n, float factor, float *sums);

@@ -82,7 +82,7 @@ static void mark_unusable(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_a
 
 /* Add the softmax of one row of logits to the sums of the first `scored` columns. */
 static pb_kvcache_status add_softmax(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_attention *attn,
-                                     pb_kvcache_nan nan, const void *row, size_t seen, size_t scored,
+                                     pb_kvcache_nan nan, const void *row, const void *next, size_t seen, size_t scored,
                                      const pb_kvcache_priv_scratch *scratch)
 {
     float top;
@@ -90,7 +90,7 @@ static pb_kvcache_status add_softmax(const pb_kvcache_priv_lanes *lanes, const p
         if (!(top * attn->scale >= -FLT_MAX)) { /* nothing but -inf */
             return nan == PB_KVCACHE_NAN_LOWEST ? PB_KVCACHE_OK : PB_KVCACHE_ERROR_MASKED;
         }
-        const double sum = lanes->exps[attn->dtype](row, seen, attn->scale, top, scratch->exps);
+        const double sum = lanes->exps[attn->dtype](row, seen, attn->scale, top, scratch->exps, next);
         lanes->add_scaled(scratch->exps, scored, (float)(1.0 / sum), scratch->sums);
         return PB_KVCACHE_OK;
     }
@@ -101,7 +101,7 @@ static pb_kvcache_status add_softmax(const pb_kvcache_priv_lanes *lanes, const p
     copy_usable(lanes, attn, row, seen, scratch->copy);
     (void)lanes->top[PB_KVCACHE_FLOAT32](scratch->copy, seen, &top);
     if (top * attn->scale >= -FLT_MAX) {
-        factor = (float)(1.0 / lanes->exps[PB_KVCACHE_FLOAT32](scratch->copy, seen, attn->scale, top, scratch->exps));
+        factor = (float)(1.0 / lanes->exps[PB_KVCACHE_FLOAT32](scratch->copy, seen, attn->scale, top, scratch->exps, NULL));
     } else {
         memset(scratch->exps, 0, seen * sizeof(float));
     }
@@ -123,8 +123,12 @@ static pb_kvcache_status window_sums(const pb_kvcache_priv_lanes *lanes, const p
     }
     memset(scratch->sums, 0, scored * sizeof(float));
     for (size_t row = 0; row < attn->window; ++row) {
+        /* The next row, of this head or of the next one; for the very last there is none. */
+        const bool last = row + 1 == attn->window;
+        const unsigned char *next = last ? q_head + 1 < attn->num_q_heads ? row_of(attn, q_head + 1, 0) : NULL
+                                         : row_of(attn, q_head, row + 1);
         const pb_kvcache_status status =
-            add_softmax(lanes, attn, nan, row_of(attn, q_head, row), scored + row + 1, scored, scratch);
+            add_softmax(lanes, attn, nan, row_of(attn, q_head, row), next, scored + row + 1, scored, scratch);
         if (status != PB_KVCACHE_OK) {
             return status;
         }

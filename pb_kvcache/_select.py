@@ -854,11 +854,25 @@ def _ascending(name: str, value: Any, n: int | None = None) -> npt.NDArray[np.ui
     return np.ascontiguousarray(array, np.uint32)
 
 
+def _table(value: Any, n: int) -> npt.NDArray[np.uint32] | None:
+    """Return rows of positions that need no further look: one array, in range and ascending. None: look closely."""
+    array = value.detach().cpu().numpy() if is_torch(value) else value
+    if type(array) is not np.ndarray or array.ndim != 2 or array.dtype.kind not in "iu" or not array.size:
+        return None
+    ascends = bool((array[:, 1:] > array[:, :-1]).all())
+    if not ascends or int(array[:, 0].min()) < 0 or int(array[:, -1].max()) >= n:
+        return None
+    return np.ascontiguousarray(array, np.uint32)
+
+
 def _rows(name: str, value: Any, shape: tuple[int, ...]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     """Return one sequence's positions as rows of one width, and how many each head has."""
     heads, n = shape[-3], shape[-2]
     if len(value) != heads:
         raise ValueError(f"{name}: has {len(value)} heads, must have one row per KV head, {heads}")
+    table = _table(value, n)
+    if table is not None:
+        return table, np.full(heads, table.shape[1], np.uint32)
     rows = [_ascending(f"{name}[{head}]", row, n) for head, row in enumerate(value)]
     counts = np.array([len(row) for row in rows], np.uint32)
     table = np.zeros((max(1, heads), max([1, *counts.tolist()])), np.uint32)

@@ -48,7 +48,7 @@ static uint32_t hash(uint32_t start, const void *words, size_t count)
     return start;
 }
 
-/* Every STEPth float of the whole range; the worst of all, with STEP 1, is 0.681 * 2^-23. */
+/* Every STEPth float of the whole range; the worst of all, with STEP 1, is 0.699 * 2^-23. */
 #ifndef STEP
 #define STEP 499u
 #endif
@@ -138,8 +138,8 @@ static void test_copies(void)
                 float tops[2] = {0.0f, 0.0f};
                 good = good && plain->top[kind](row, n, &tops[0]) == lanes->top[kind](row, n, &tops[1]);
                 good = good && bits_of(tops[0]) == bits_of(tops[1]);
-                const double sums[2] = {plain->exps[kind](row, n, 0.3f, tops[0], floats[0]),
-                                        lanes->exps[kind](row, n, 0.3f, tops[0], floats[1])};
+                const double sums[2] = {plain->exps[kind](row, n, 0.3f, tops[0], floats[0], NULL),
+                                        lanes->exps[kind](row, n, 0.3f, tops[0], floats[1], x)};
                 good = good && memcmp(&sums[0], &sums[1], sizeof sums[0]) == 0
                        && memcmp(floats[0], floats[1], n * sizeof(float)) == 0;
                 const uint32_t seen[2] = {plain->sums[kind](row, MOST, ROWS, n, floats[0]),
@@ -325,7 +325,7 @@ static void test_bits(void)
         found = hash(found, pooled, (size_t)KV_HEADS * SCORED);
     }
     printf("bits of scores: 0x%08X\n", (unsigned)found);
-    CHECK(found == 0xDED1CD58u);
+    CHECK(found == 0xD7123085u);
     free(scores);
     free(pooled);
     free(p.logits);

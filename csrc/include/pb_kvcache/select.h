@@ -19,7 +19,7 @@
  *
  * Arithmetic: float, in an order that is part of the definition, so that the bits are the same everywhere.
  *   logits   t = x * scale; e = exp(t - max t); p = e * (1 / sum e). exp is within 1 ulp and 0 below -87.25; the sum is
- *            made of 16 interleaved sums in float per 1024 columns, folded in halves, and of these in double. A logit of
+ *            made of 64 interleaved sums in float per 1024 columns, folded in halves, and of these in double. A logit of
  *            -inf is a position that the query does not see, p = 0.
  *   score    the p of a position added over the window, oldest query first, divided by the window; over the query
  *            heads of the group added in order and, for the mean, divided by their number; or the maximum over them.
