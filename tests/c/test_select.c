@@ -271,6 +271,11 @@ static void test_choice(void)
 
 /* ---- The public functions ---- */
 
+static float *workspace_floats(unsigned char *workspace)
+{
+    return (float *)pb_kvcache_priv_align(workspace);
+}
+
 enum { Q_HEADS = 6, KV_HEADS = 3, WINDOW = 4, N = 1100, SCORED = N - WINDOW };
 
 typedef struct prompt {
@@ -579,6 +584,66 @@ static void test_refusals(void)
     free(p.logits);
 }
 
+/* Scores that are none are no neighbours; under _LOWEST they are left out of averages and maxima alike. */
+static void test_absent_scores(void)
+{
+    const float row[8] = {NAN, 4.0f, HUGE_VALF, 2.0f, -HUGE_VALF, 6.0f, -NAN, 8.0f};
+    const float average[8] = {-HUGE_VALF, 4.0f, -HUGE_VALF, 2.0f, -HUGE_VALF, 6.0f, -HUGE_VALF, 8.0f};
+    const float wide_average[8] = {-HUGE_VALF, 3.0f, -HUGE_VALF, 4.0f, -HUGE_VALF, 16.0f / 3.0f, -HUGE_VALF, 7.0f};
+    const float wide_maximum[8] = {-HUGE_VALF, 4.0f, -HUGE_VALF, 6.0f, -HUGE_VALF, 8.0f, -HUGE_VALF, 8.0f};
+    float pooled[8];
+    unsigned char workspace[512];
+    CHECK(pb_kvcache_pool_scores(row, 8, 1, 8, PB_KVCACHE_POOL_AVERAGE, 3, PB_KVCACHE_NAN_LOWEST, workspace, 512,
+                                 pooled, 8, 8)
+          == PB_KVCACHE_OK);
+    CHECK(memcmp(pooled, average, sizeof pooled) == 0);
+    CHECK(pb_kvcache_pool_scores(row, 8, 1, 8, PB_KVCACHE_POOL_AVERAGE, 5, PB_KVCACHE_NAN_LOWEST, workspace, 512,
+                                 pooled, 8, 8)
+          == PB_KVCACHE_OK);
+    CHECK(memcmp(pooled, wide_average, sizeof pooled) == 0);
+    CHECK(pb_kvcache_pool_scores(row, 8, 1, 8, PB_KVCACHE_POOL_MAX, 5, PB_KVCACHE_NAN_LOWEST, NULL, 0, pooled, 8, 8)
+          == PB_KVCACHE_OK);
+    CHECK(memcmp(pooled, wide_maximum, sizeof pooled) == 0);
+    CHECK(pb_kvcache_pool_scores(row, 0, 0, 8, PB_KVCACHE_POOL_MAX, 5, PB_KVCACHE_NAN_REFUSE, NULL, 0, pooled, 8, 8)
+          == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_pool_scores(row + 1, 8, 1, 1, PB_KVCACHE_POOL_AVERAGE, 5, PB_KVCACHE_NAN_REFUSE, workspace, 512,
+                                 workspace_floats(workspace), 8, 8)
+          == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(pb_kvcache_pool_scores(workspace_floats(workspace), 8, 1, 1, PB_KVCACHE_POOL_AVERAGE, 5,
+                                 PB_KVCACHE_NAN_LOWEST, workspace, 512, pooled, 8, 8)
+          == PB_KVCACHE_ERROR_OVERLAP);
+}
+
+/* A row in which every logit is too large, and one in which none is left beside NaN: nothing but lowest scores. */
+static void test_lowest(void)
+{
+    prompt p = new_prompt();
+    uint32_t indices[KV_HEADS * 50];
+    const uint32_t budgets[KV_HEADS] = {50, 50, N};
+    uint32_t all[KV_HEADS * N];
+    size_t size;
+    p.params.nan = PB_KVCACHE_NAN_LOWEST;
+    p.params.pooling = PB_KVCACHE_POOL_AVERAGE;
+    for (size_t i = 0; i < N; ++i) {
+        p.logits[i] = i % 2 == 0 ? NAN : 3e38f; /* times the scale, 2, both are none */
+        p.logits[N + i] = i % 3 == 0 ? -HUGE_VALF : NAN;
+        p.logits[2 * N + i] = -HUGE_VALF;
+    }
+    p.attn.scale = 2.0f;
+    CHECK(pb_kvcache_select_workspace_size(&p.attn, &p.params, 0, KV_HEADS, &size) == PB_KVCACHE_OK);
+    void *workspace = malloc(size);
+    CHECK(pb_kvcache_select(&p.attn, &p.params, budgets, 0, 2, workspace, size, indices, 50, KV_HEADS * 50)
+          == PB_KVCACHE_OK);
+    for (uint32_t i = 0; i < 50 - WINDOW; ++i) { /* the first head has no score at all: the lower positions */
+        CHECK(indices[i] == i);
+    }
+    CHECK(pb_kvcache_select(&p.attn, &p.params, budgets, 2, 3, workspace, size, all, N, (size_t)KV_HEADS * N)
+          == PB_KVCACHE_OK);
+    CHECK(all[2 * N] == 0 && all[3 * N - 1] == N - 1);
+    free(workspace);
+    free(p.logits);
+}
+
 static void test_compact(void)
 {
     enum { HEADS = 3, ROWS = 50, BYTES = 6 };
@@ -651,6 +716,18 @@ static void test_compact(void)
     CHECK(pb_kvcache_compact(&rows, 0, 3, indices, SIZE_MAX, counts) == PB_KVCACHE_ERROR_TOO_LARGE);
     CHECK(pb_kvcache_compact(&rows, 0, 3, (uint32_t *)(void *)((char *)indices + 1), ROWS, counts)
           == PB_KVCACHE_ERROR_ALIGNMENT);
+    CHECK(pb_kvcache_compact(&rows, 0, 3, indices, ROWS, (uint32_t *)(void *)((char *)counts + 1))
+          == PB_KVCACHE_ERROR_ALIGNMENT);
+    bad = rows; /* heads backwards */
+    bad.head_stride = -ROWS * BYTES;
+    bad.data = data + 2 * ROWS * BYTES;
+    indices[0] = 0;
+    indices[1] = 1;
+    CHECK(pb_kvcache_compact(&bad, 0, 1, indices, ROWS, counts) == PB_KVCACHE_OK);
+    bad.n = (size_t)UINT32_MAX + 1;
+    CHECK(bad.n == 0 || pb_kvcache_compact(&bad, 0, 1, indices, ROWS, counts) == PB_KVCACHE_ERROR_TOO_LARGE);
+    indices[0] = 1;
+    indices[1] = 2;
     pb_kvcache_rows over = {indices, 1, 4, 4, 16, 4};
     CHECK(pb_kvcache_compact(&over, 0, 1, indices + 2, 1, counts) == PB_KVCACHE_ERROR_OVERLAP);
     over.data = counts;
@@ -681,6 +758,8 @@ int main(void)
     test_bits();
     test_shards();
     test_refusals();
+    test_absent_scores();
+    test_lowest();
     test_compact();
     return END();
 }
