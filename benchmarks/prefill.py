@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,9 @@ import torch.nn.functional as F  # noqa: N812
 
 import pb_kvcache as pb
 from pb_kvcache import bench
+
+# This folder has a transformers.py, which is not the package that kvpress imports.
+sys.path = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).resolve().parent]
 
 Q_HEADS, KV_HEADS, DIM, KERNEL = 32, 8, 128, 7
 GROUP = Q_HEADS // KV_HEADS

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import UINT32_MAX, integer
+from ._checks import UINT32_MAX, integer, plain_array, shown, uint32_array
 from ._errors import status_text
 from ._native import ffi, lib
 from ._tensor import View, give, is_torch, on_other_device
@@ -55,14 +55,14 @@ def _choice(name: str, value: Any, choices: dict[str, int]) -> int:
 def _at_least(name: str, value: Any, least: int) -> int:
     number = integer(name, value)
     if number < least:
-        raise ValueError(f"{name} = {number}: must be at least {least}")
+        raise ValueError(f"{name} = {shown(number)}: must be at least {least}")
     return number
 
 
 def _kernel(value: Any) -> int:
     number = integer("kernel", value)
     if number < 1 or number % 2 == 0:
-        raise ValueError(f"kernel = {number}: must be odd")
+        raise ValueError(f"kernel = {shown(number)}: must be odd")
     return min(number, 2 * UINT32_MAX + 1)  # no further than any neighbour
 
 
@@ -88,7 +88,7 @@ def _budgets(budget: Any, kv_heads: int, window: int, window_in_budget: bool) ->
     def check(name: str, value: Any) -> int:
         number = integer(name, value)
         if number + extra < window:
-            raise ValueError(f"{name} = {number}: {rule}")
+            raise ValueError(f"{name} = {shown(number)}: {rule}")
         return number + extra
 
     if isinstance(budget, (list, tuple)) or getattr(budget, "ndim", 0) == 1:
@@ -113,9 +113,11 @@ class _Attention:
         self.strides = self.view.strides if self.batched else (0, *self.view.strides)
         self.kv_heads = integer("num_kv_heads", num_kv_heads)
         if self.kv_heads < 1 or q_heads < 1 or q_heads % self.kv_heads:
-            raise ValueError(f"num_kv_heads = {self.kv_heads}: must divide the {q_heads} query heads of attn")
+            raise ValueError(f"num_kv_heads = {shown(self.kv_heads)}: must divide the {q_heads} query heads of attn")
         if window is not None and integer("window", window) != self.window:
-            raise ValueError(f"window = {window}: must be the number of queries in attn, shape {shape}")
+            raise ValueError(
+                f"window = {shown(integer('window', window))}: must be the number of queries in attn, shape {shape}"
+            )
         if not 0 < self.window < self.n:
             raise ValueError(f"window = {self.window}: must be greater than 0 and smaller than n = {self.n}")
         if self.n > UINT32_MAX:
@@ -221,7 +223,7 @@ def _columns(valid: Any, a: _Attention) -> list[npt.NDArray[np.intp] | None]:
         return [None] * a.batch
     if not a.batched:
         raise ValueError("valid: is for a batch, attn has no batch dimension")
-    mask = valid.detach().cpu().numpy() if is_torch(valid) else np.asarray(valid)
+    mask = plain_array("valid", _positions(valid), "booleans or lengths")
     if mask.dtype == np.bool_:
         if mask.shape != (a.batch, a.n):
             raise ValueError(f"valid: has shape {mask.shape}, must be (batch, n) = {(a.batch, a.n)}")
@@ -727,6 +729,7 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
         strides = [stride * size for stride in kv.stride()]
         address = kv.data_ptr()
     elif isinstance(kv, np.ndarray):
+        kv = plain_array("kv", kv, "numbers")
         if kv.dtype.hasobject:
             raise TypeError(f"kv: must hold numbers, not {kv.dtype}")
         if not kv.flags.writeable:
@@ -827,36 +830,27 @@ def _front(kv: Any, counts: npt.NDArray[np.uint32]) -> Any:
     return [kv[head, :number] for head, number in enumerate(numbers)]
 
 
-def _positions(name: str, value: Any) -> npt.NDArray[Any]:
-    """Return integers as an array, of whatever integer type."""
-    array = value.detach().cpu().numpy() if is_torch(value) else np.asarray(value)
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"{name}: must be integers, not {array.dtype}")
-    return array
+def _positions(value: Any) -> Any:
+    """Return positions as NumPy takes them: a tensor's elements."""
+    return value.detach().cpu().numpy() if is_torch(value) else value
 
 
 def _ascending(name: str, value: Any, n: int | None = None) -> npt.NDArray[np.uint32]:
     """Return checked positions: a vector, strictly ascending, below `n`."""
-    array = _positions(name, value)
-    if array.ndim != 1:
-        raise ValueError(f"{name}: must have 1 dimension, not shape {array.shape}")
-    if not array.size:
-        return np.empty(0, np.uint32)
-    most = UINT32_MAX if n is None else n - 1
-    wide = array.astype(np.int64) if array.dtype != np.uint64 else array
-    bad = np.flatnonzero((wide < 0) | (wide > most))
-    if bad.size:
-        raise ValueError(f"{name}[{bad[0]}] = {array[bad[0]]}: must be between 0 and {most}")
-    falls = np.flatnonzero(wide[1:] <= wide[:-1])
+    array = uint32_array(name, _positions(value), 1)
+    beyond = np.flatnonzero(array >= n) if n is not None and n <= UINT32_MAX else np.empty(0, np.intp)
+    if beyond.size:
+        raise ValueError(f"{name}[{beyond[0]}] = {array[beyond[0]]}: must be smaller than {n}")
+    falls = np.flatnonzero(array[1:] <= array[:-1])
     if falls.size:
         at = int(falls[0]) + 1
         raise ValueError(f"{name}[{at}] = {array[at]}: must be greater than the one before it, {array[at - 1]}")
-    return np.ascontiguousarray(array, np.uint32)
+    return array
 
 
 def _table(value: Any, n: int) -> npt.NDArray[np.uint32] | None:
     """Return rows of positions that need no further look: one array, in range and ascending. None: look closely."""
-    array = value.detach().cpu().numpy() if is_torch(value) else value
+    array = _positions(value)
     if type(array) is not np.ndarray or array.ndim != 2 or array.dtype.kind not in "iu" or not array.size:
         return None
     ascends = bool((array[:, 1:] > array[:, :-1]).all())
@@ -945,7 +939,7 @@ def _each_row(name: str, value: Any, one: Callable[[str, Any], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         nested = len(value) > 0 and not np.isscalar(value[0]) and np.ndim(value[0]) > 0
     else:
-        ndim = _positions(name, value).ndim
+        ndim = np.ndim(_positions(value))
         if ndim not in (1, 2):
             raise ValueError(f"{name}: must have 1 or 2 dimensions, not {ndim}")
         nested = ndim == 2
@@ -1001,7 +995,9 @@ def block_select(
     safe = scored // size  # the first block with a position of the window
     keep = min(positions // size, total)
     if keep < total - safe:
-        raise ValueError(f"budget = {positions}: must be at least the {total - safe} blocks of the window, {size} each")
+        raise ValueError(
+            f"budget = {shown(positions)}: must be at least the {total - safe} blocks of the window, {size} each"
+        )
     if rule == lib.PB_KVCACHE_NAN_REFUSE and not np.isfinite(rows).all():
         raise _score_refusal(lib.PB_KVCACHE_ERROR_SCORE, view)
     always = np.broadcast_to(np.arange(safe, total, dtype=np.uint32), (len(rows), total - safe))

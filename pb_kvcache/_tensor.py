@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._checks import plain_array
 from ._native import lib
 
 #: The kinds of element that the kernels read, by the name that NumPy, ml_dtypes and torch share.
@@ -53,6 +54,8 @@ class View:
 
     def __init__(self, name: str, value: Any, kinds: tuple[str, ...] = tuple(_CODES), contiguous: bool = True) -> None:
         self.torch = is_torch(value)
+        if isinstance(value, np.ndarray):
+            value = plain_array(name, value, "numbers")
         kind = self._kind(value)
         if kind not in kinds:
             what = kind if self.torch or isinstance(value, np.ndarray) else type(value).__name__

@@ -531,7 +531,7 @@ def test_compaction_of_a_batch_and_of_ragged_heads():
     [
         ([[0, 5], [1, 1]], r"indices\[1\]\[1\] = 1: must be greater than the one before it, 1"),
         ([[0, 5], [2, 1]], r"indices\[1\]\[1\] = 1: must be greater"),
-        ([[0, 6], [1, 2]], r"indices\[0\]\[1\] = 6: must be between 0 and 5"),
+        ([[0, 6], [1, 2]], r"indices\[0\]\[1\] = 6: must be smaller than 6"),
         ([[-1, 5], [1, 2]], r"indices\[0\]\[0\] = -1: must be between"),
         ([[0, 5]], r"indices: has 1 heads"),
     ],
@@ -710,6 +710,8 @@ def good_call(**changes):
         ({"threads": 0}, ValueError, "threads = 0: must be at least 1"),
         ({"threads": 1.5}, TypeError, "threads = 1.5"),
         ({"valid": [40]}, ValueError, "valid: is for a batch"),
+        ({"attn": np.ma.zeros((4, 4, 40), np.float32)}, TypeError, "attn: .*masked"),
+        ({"kernel": 10**5000}, ValueError, "kernel = .*: must be odd"),
     ],
 )
 def test_bad_arguments_are_named(changes, error, message):
@@ -753,7 +755,7 @@ def test_a_kernel_wider_than_everything_is_the_whole():
         (lambda: pb.to_blocks([3, 1], 2), ValueError, r"indices\[1\] = 1: must be greater"),
         (lambda: pb.to_blocks([1, 3], 0), ValueError, "block_size = 0"),
         (lambda: pb.to_blocks([0.5], 2), TypeError, "indices: must be integers"),
-        (lambda: pb.to_mask([3], 3), ValueError, r"indices\[0\] = 3: must be between 0 and 2"),
+        (lambda: pb.to_mask([3], 3), ValueError, r"indices\[0\] = 3: must be smaller than 3"),
         (lambda: pb.to_ranges([[0], [2, 2]]), ValueError, r"indices\[1\]\[1\] = 2"),
     ],
 )
