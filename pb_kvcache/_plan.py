@@ -477,11 +477,14 @@ def plan(
     low = _bound("minimum", minimum, layers)
     high = None if maximum is None else _bound("maximum", maximum, layers)
     limit = 2**64 - 1
-    if positions > limit:
+    given = positions
+    if high is not None and positions > limit and positions % b == 0:
+        given = limit // b * b  # more than the maximums hold, as well
+    if given > limit:
         raise ValueError(f"total = {shown(positions)}: must be at most {limit}")
 
     params = ffi.new("pb_kvcache_plan_params *")
-    params.total = positions
+    params.total = given
     params.shape = SHAPES[shape_name]
     params.multiple_of = b
     params.ratio = 1.0 if ratio_value is None else ratio_value

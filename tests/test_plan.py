@@ -559,6 +559,15 @@ def test_every_dress_of_the_same_numbers(arguments: dict[str, Any]) -> None:
     assert plan(3, 10, **arguments).budgets.tolist() == [16, 10, 4]
 
 
+def test_any_total_above_the_maximums_gives_the_maximums() -> None:
+    for total in (48, 2**64, 2**64 * 16, 10**30):
+        p = plan(3, total=total, maximum=17, multiple_of=16)
+        assert (p.budgets.tolist(), p.requested) == ([16, 16, 16], total)
+    assert LayerPlan.from_memory(10**30, 1, 1, "int8", 3, maximum=17).total == 51
+    with pytest.raises(ValueError, match="total = 18446744073709551617: must be"):
+        plan(3, total=2**64 + 1, maximum=17, multiple_of=16)
+
+
 def test_copies_and_pickles_of_a_plan_are_as_read_only_as_the_plan() -> None:
     p = plan(3, 10, weights=[4, 2.5, 1], maximum=[30, 20, 10])
     for twin in (copy.copy(p), copy.deepcopy(p), pickle.loads(pickle.dumps(p))):
