@@ -78,10 +78,13 @@ class Report:
     trace: str
     policy: str
     num_layers: int
+    #: Steps replayed, from step 1 on. Evictions, residency, memory and times are theirs.
     steps: int
+    #: The first of the steps whose mass and recall count; the last is `steps`.
+    first_counted: int
     #: Positions per layer on average; None: nothing was ever evicted.
     budget: int | None
-    #: The share of the model's attention that went to kept positions, mean over steps and layers.
+    #: The share of the model's attention that went to kept positions, mean over counted steps and layers.
     retained_mass: float
     #: What a cache that keeps everything retains: all but what tokens gave to themselves.
     available_mass: float
@@ -128,6 +131,7 @@ def replay(
     budget: int | None,
     *,
     name: str | None = None,
+    steps: range | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Report:
     """Replay a trace through one policy per layer, or through a stack, and report what was retained.
@@ -145,6 +149,9 @@ def replay(
         ``budget * num_layers``: policies are compared at equal total memory. None: nothing is ever evicted.
     name
         What the report calls the policy; by default its class.
+    steps
+        The steps whose retained mass and recall count, within ``range(1, trace.length)``; None counts all. Those before
+        are replayed and not counted; those after are never asked of the trace.
     progress
         Called after every step with the step's number.
 
@@ -160,8 +167,9 @@ def replay(
         budget, or raises: the message names the step, the layer and the policy. A trace whose rows have the wrong shape
         or are not finite and >= 0.
     TypeError, ValueError
-        For a budget that is not a positive integer.
+        For a budget that is not a positive integer, or steps that the trace does not have.
     """
+    counted = counted_steps(trace, steps)
     if budget is not None:
         budget = uint32("budget", budget)
         if budget == 0:
@@ -186,9 +194,9 @@ def replay(
             f"{label}: the layers' budgets sum to {int(budgets.sum())}, must be at most budget * layers = "
             f"{budget} * {layers} = {budget * layers}, so that policies are compared at equal total memory"
         )
-    state = _State(trace, label, driver, budgets)
+    state = _State(trace, label, driver, budgets, counted)
     started = time.perf_counter()
-    for step in range(1, trace.length):
+    for step in range(1, counted.stop):
         state.step(step)
         if progress is not None:
             progress(step)
@@ -206,6 +214,19 @@ def _require(what: str, given: object, rule: str, *names: str) -> None:
     for name in names:
         if not hasattr(given, name):
             raise TypeError(f"{what} = {given!r}: has no {name}; must be {rule}")
+
+
+def counted_steps(trace: Trace, steps: range | None) -> range:
+    """Return the steps that count, checked: all of the trace's where None is given."""
+    if steps is None:
+        return range(1, trace.length)
+    if not isinstance(steps, range):
+        raise TypeError(f"steps = {steps!r}: must be a range, such as range(1, {trace.length})")
+    if steps.step != 1 or not 1 <= steps.start < steps.stop <= trace.length:
+        raise ValueError(
+            f"steps = {steps!r}: must be a range of one or more steps in a row, within range(1, {trace.length})"
+        )
+    return steps
 
 
 class _Layers:
@@ -302,9 +323,11 @@ def _kept(policy: object) -> npt.NDArray[Any] | None:
 class _State:
     """The harness's own record of every layer's kept set, and the running sums."""
 
-    def __init__(self, trace: Trace, label: str, driver: _Layers | _Stack, budgets: npt.NDArray[np.int64]) -> None:
-        layers, length = trace.num_layers, trace.length
-        self.trace, self.label, self.driver, self.budgets = trace, label, driver, budgets
+    def __init__(
+        self, trace: Trace, label: str, driver: _Layers | _Stack, budgets: npt.NDArray[np.int64], counted: range
+    ) -> None:
+        layers, length = trace.num_layers, counted.stop
+        self.trace, self.label, self.driver, self.budgets, self.counted = trace, label, driver, budgets, counted
         self.mask = np.zeros((layers, length), np.bool_)
         self.mask[:, 0] = True
         self.counts = np.ones(layers, np.int64)
@@ -334,15 +357,16 @@ class _State:
                 f"{self.trace.name}: step {step}, layer {layer}, position {pos}: weight {rows[layer, pos]} must be "
                 "finite and >= 0"
             )
-        self.available += sums
         # All layers at once: the mask picks every layer's kept weights, ascending, one layer after the other.
         flat = rows[self.mask[:, :step]]
         ends = np.cumsum(self.counts)
         held = np.flatnonzero(self.counts)  # reduceat cannot sum nothing
-        self.mass[held] += np.add.reduceat(flat, (ends - self.counts)[held], dtype=np.float64)
-        top = self.trace.top(step)
-        self.hits += self.mask[self.column, top].sum(axis=1)
-        self.asked += top.shape[1]
+        if step >= self.counted.start:
+            self.available += sums
+            self.mass[held] += np.add.reduceat(flat, (ends - self.counts)[held], dtype=np.float64)
+            top = self.trace.top(step)
+            self.hits += self.mask[self.column, top].sum(axis=1)
+            self.asked += top.shape[1]
         bounds = [0, *ends.tolist()]
         attn = [flat[start:end] for start, end in itertools.pairwise(bounds)]
 
@@ -392,17 +416,17 @@ class _State:
         for layer in range(self.trace.num_layers):
             kept = self.driver.kept(layer)
             if kept is not None and not np.array_equal(kept, np.flatnonzero(self.mask[layer])):
-                raise self._error(self.trace.steps, layer, "keeps other positions than its evict() calls returned")
+                raise self._error(self.counted.stop - 1, layer, "keeps other positions than its evict() calls returned")
 
     def report(self, budget: int | None, seconds: float) -> Report:
-        steps = self.trace.steps
+        steps, counted = self.counted.stop - 1, len(self.counted)
         memory = self.driver.memory
         per_layer = tuple(
             LayerReport(
                 layer=layer,
                 budget=None if budget is None else int(self.budgets[layer]),
-                retained_mass=float(self.mass[layer] / steps),
-                available_mass=float(self.available[layer] / steps),
+                retained_mass=float(self.mass[layer] / counted),
+                available_mass=float(self.available[layer] / counted),
                 recall=float(self.hits[layer] / self.asked),
                 evictions=int(self.evictions[layer]),
                 peak_resident=int(self.peak[layer]),
@@ -416,9 +440,10 @@ class _State:
             policy=self.label,
             num_layers=self.trace.num_layers,
             steps=steps,
+            first_counted=self.counted.start,
             budget=budget,
-            retained_mass=float(self.mass.mean() / steps),
-            available_mass=float(self.available.mean() / steps),
+            retained_mass=float(self.mass.mean() / counted),
+            available_mass=float(self.available.mean() / counted),
             recall=float(self.hits.sum() / (self.asked * self.trace.num_layers)),
             evictions=int(self.evictions.sum()),
             peak_resident=int(self.before.max()),
