@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple, overload
@@ -336,6 +336,61 @@ class LayerPlan:
             "at_maximum": int(self.at_maximum.sum()),
             "budgets": self.budgets.tolist(),
         }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> LayerPlan:
+        """Return the plan that :meth:`to_dict` returned the members of, also after a way through JSON.
+
+        The plan is made anew from its shape, bounds and total, and must come out with the same budgets: budgets that
+        were changed by hand are no plan. Other members than those of :meth:`to_dict` are not looked at.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A member is missing, breaks a rule of :func:`plan`, or does not follow from the others.
+
+        Examples
+        --------
+        >>> LayerPlan.from_dict(plan(4, 100, ratio=3).to_dict()) == plan(4, 100, ratio=3)
+        True
+        """
+        if not isinstance(fields, Mapping):
+            raise TypeError(f"fields: must be a mapping, as LayerPlan.to_dict returns it, not {type(fields).__name__}")
+        needed = (
+            "num_layers",
+            "requested",
+            "shape",
+            "ratio",
+            "weights",
+            "minimum",
+            "maximum",
+            "multiple_of",
+            "budgets",
+        )
+        for name in needed:
+            if name not in fields:
+                raise ValueError(f"{name}: is missing; a plan has {', '.join(needed)}")
+        budgets = fields["budgets"]
+        # Before num_layers budgets are made: a number alone must not take gigabytes.
+        if not isinstance(budgets, Sequence) or len(budgets) != _num_layers(fields["num_layers"]):
+            raise ValueError(f"budgets: must be a list of num_layers = {shown(fields['num_layers'])} integers")
+        options = {} if fields["ratio"] is None else {"ratio": fields["ratio"]}
+        made = plan(
+            fields["num_layers"],
+            total=fields["requested"],
+            shape=fields["shape"],
+            weights=fields["weights"],
+            minimum=fields["minimum"],
+            maximum=fields["maximum"],
+            multiple_of=fields["multiple_of"],
+            **options,
+        )
+        for layer, (found, budget) in enumerate(zip(budgets, made.budgets.tolist(), strict=True)):
+            if isinstance(found, bool) or found != budget:
+                raise ValueError(
+                    f"budgets[{layer}] = {shown(found)}: must be {budget}, which follows from the plan's other members"
+                )
+        return made
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LayerPlan):
