@@ -138,6 +138,38 @@ def test_a_report_adds_up() -> None:
     assert report.to_dict()["per_layer"][5]["budget"] == layers[5].budget
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(sorted(MAKERS)), st.integers(2, 60), st.data())
+def test_steps_count_where_they_are_asked_to(name: str, steps: int, data: st.DataObject) -> None:
+    trace = random_trace(3, steps + 1, steps)
+    split = data.draw(st.integers(1, steps - 1))
+
+    def run(counted: range | None) -> Any:
+        return replay(trace, lambda layer: MAKERS[name](12, layer, 3), 12, steps=counted)
+
+    whole, head, tail = run(None), run(range(1, split + 1)), run(range(split + 1, steps + 1))
+    assert (head.first_counted, head.steps, len(head.resident_after)) == (1, split, split)
+    assert (tail.first_counted, tail.steps) == (split + 1, steps)
+    for field in ("retained_mass", "available_mass"):
+        parts = split * getattr(head, field) + (steps - split) * getattr(tail, field)
+        assert parts == pytest.approx(steps * getattr(whole, field))
+    asked = [min(32, step) for step in range(1, steps + 1)]
+    found = sum(asked[:split]) * head.recall + sum(asked[split:]) * tail.recall
+    assert found == pytest.approx(sum(asked) * whole.recall)
+    # The caches live through the steps that do not count all the same.
+    assert tail.evictions == whole.evictions
+    assert np.array_equal(tail.resident_after, whole.resident_after)
+    assert np.array_equal(head.resident_after, whole.resident_after[:split])
+
+
+@pytest.mark.parametrize("steps", [range(0), range(0, 5), range(1, 51), range(5, 5), range(9, 3), range(1, 9, 2)])
+def test_steps_that_the_trace_does_not_have_are_refused(steps: range) -> None:
+    with pytest.raises(ValueError, match=r"steps = range\(.*within range\(1, 50\)"):
+        replay(random_trace(1, 50, 1), lambda layer: TOVA(9), 9, steps=steps)
+    with pytest.raises(TypeError, match=r"steps = 5: must be a range, such as range\(1, 50\)"):
+        replay(random_trace(1, 50, 1), lambda layer: TOVA(9), 9, steps=5)  # type: ignore[arg-type]
+
+
 def test_a_replay_measures_the_same_every_time() -> None:
     trace = workloads.funnel(3, 200)
     one, two = (replay(trace, lambda layer: SnapKV(30, 7), 30).to_dict() for _ in range(2))

@@ -268,6 +268,63 @@ class TestLayerPlan:
         names = {"num_layers", "total", "shape", "ratio", "weights", "minimum", "maximum", "multiple_of"}
         assert plan(**{name: again[name] for name in names if name != "ratio"}) == p
 
+    @SOME
+    @given(
+        layers=st.integers(1, 9),
+        budget=st.integers(20, 400),
+        shape=st.sampled_from(["uniform", "pyramid", "geometric", "weights"]),
+        block=st.sampled_from([1, 4]),
+        bounds=st.sampled_from([{}, {"maximum": 120}, {"minimum": 7, "maximum": 4000}]),
+        ratio=st.floats(0.1, 60),
+        listed=st.booleans(),
+    )
+    def test_a_dict_becomes_the_plan_again(
+        self, layers: int, budget: int, shape: Any, block: int, bounds: dict[str, int], ratio: float, listed: bool
+    ) -> None:
+        options: dict[str, Any] = {name: [value] * layers if listed else value for name, value in bounds.items()}
+        if shape == "weights":
+            options["weights"] = [ratio + layer for layer in range(layers)]
+        elif shape != "uniform":
+            options["ratio"] = ratio
+        p = plan(layers, budget * block, shape=shape, multiple_of=block, **options)
+        again = LayerPlan.from_dict(json.loads(json.dumps(p.to_dict() | {"more": "is not looked at"})))
+        assert again == p
+        assert (again.total, again.requested) == (p.total, p.requested)
+
+    @pytest.mark.parametrize(
+        ("changes", "error", "message"),
+        [
+            ({"budgets": [80, 81]}, ValueError, r"budgets\[1\] = 81: must be 80, which follows from"),
+            ({"budgets": [80, True]}, ValueError, r"budgets\[1\] = True"),
+            ({"budgets": [80, "80"]}, ValueError, r"budgets\[1\] = '80'"),
+            ({"budgets": [160]}, ValueError, "budgets: must be a list of num_layers = 2 integers"),
+            ({"budgets": None}, ValueError, "budgets: must be a list"),
+            ({"num_layers": 2**32 - 1}, ValueError, "budgets: must be a list of num_layers = 4294967295"),
+            ({"num_layers": "2"}, TypeError, "num_layers = '2'"),
+            ({"requested": 161}, ValueError, r"budgets\[0\] = 80: must be 81"),
+            ({"requested": None}, ValueError, "one of them must be given"),
+            ({"shape": "round"}, ValueError, "shape = 'round'"),
+            ({"ratio": 2}, ValueError, "ratio = 2: belongs to shapes"),
+            ({"weights": [1, 2]}, ValueError, "weights: cannot be given"),
+            ({"minimum": {}}, TypeError, "minimum"),
+            ({"maximum": [1]}, ValueError, "maximum: has shape"),
+            ({"multiple_of": 0}, ValueError, "multiple_of = 0"),
+        ],
+    )
+    def test_a_dict_that_is_no_plan_is_refused(
+        self, changes: dict[str, Any], error: type[Exception], message: str
+    ) -> None:
+        with pytest.raises(error, match=message):
+            LayerPlan.from_dict(plan(2, 80, shape="uniform").to_dict() | changes)
+
+    def test_a_dict_with_a_member_missing_is_refused(self) -> None:
+        fields = plan(2, 80, shape="uniform").to_dict()
+        for name in set(fields) - {"total", "at_minimum", "at_maximum"}:
+            with pytest.raises(ValueError, match=f"^{name}: is missing"):
+                LayerPlan.from_dict({key: value for key, value in fields.items() if key != name})
+        with pytest.raises(TypeError, match="must be a mapping"):
+            LayerPlan.from_dict([1])  # type: ignore[arg-type]
+
     def test_equality_and_hash(self) -> None:
         assert plan(4, 100) == plan(4, total=400)
         assert hash(plan(4, 100)) == hash(plan(4, total=400))
