@@ -16,11 +16,13 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import json
 import os
 import platform
 import re
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from . import (
     H2O,
     TOVA,
     FullCache,
+    LayerPlan,
     PyramidStack,
     Scissorhands,
     SlidingWindow,
@@ -42,7 +45,7 @@ from ._checks import integer, uint32
 from .harness import LayerPolicy, Report, StackPolicy, replay
 from .workloads import Trace
 
-__all__ = ["BUDGETS", "POLICIES", "Results", "policy_names", "recent_window", "run"]
+__all__ = ["BUDGETS", "POLICIES", "Results", "policy_names", "read_plans", "recent_window", "run"]
 
 #: Budgets per layer on average, as parts of the trace's length.
 BUDGETS = ("5%", "10%", "20%", "40%")
@@ -80,8 +83,8 @@ def recent_window(budget: int) -> int:
 
 
 def policy_names() -> list[str]:
-    """Return the policies' names; RATIO stands for a whole number or a fraction such as 1/4."""
-    return ["full", *_LAYER_POLICIES, "pyramidkv:RATIO"]
+    """Return the policies' names; RATIO stands for a whole number or a fraction such as 1/4, FILE for a plan's."""
+    return ["full", *_LAYER_POLICIES, "pyramidkv:RATIO", "plan:FILE"]
 
 
 def ratio_of(policy: str) -> Fraction | None:
@@ -92,26 +95,60 @@ def ratio_of(policy: str) -> Fraction | None:
     return Fraction(int(match[1]), int(match[2] or 1))
 
 
-def _make(policy: str, budget: int, trace: Trace, scoring: _Scoring) -> Callable[[int], LayerPolicy] | StackPolicy:
+def read_plans(path: str | os.PathLike[str]) -> list[LayerPlan]:
+    """Read the plans of a file: one, or a list of them, as ``pb-kvcache fit -o`` and ``pb-kvcache plan --json`` write.
+
+    Raises
+    ------
+    OSError
+        Where the file cannot be read.
+    ValueError
+        For a file that holds something else; the message names the file and what is wrong.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        plans = [LayerPlan.from_dict(entry) for entry in (content if isinstance(content, list) else [content])]
+        if not plans:
+            raise ValueError("an empty list")
+    except (ValueError, TypeError, RecursionError) as error:  # not UTF-8, no JSON, no plan
+        raise ValueError(f"{os.fspath(path)}: not a plan: {error}") from None
+    return plans
+
+
+def _mean(layers: LayerPlan) -> int:
+    """Return a plan's positions per layer on average, rounded up."""
+    return -(-layers.total // layers.num_layers)
+
+
+#: One run: the policy, the positions per layer on average, and the plan where the policy is one.
+_Task = tuple[str, "int | None", "LayerPlan | None"]
+
+
+def _make(
+    policy: str, budget: int, layers: LayerPlan | None, trace: Trace, scoring: _Scoring
+) -> Callable[[int], LayerPolicy] | StackPolicy:
     """Return what :func:`pb_kvcache.harness.replay` drives."""
     recent = recent_window(budget)
     if policy in _LAYER_POLICIES:
         return lambda layer: _LAYER_POLICIES[policy](budget, recent, scoring)
-    ratio = ratio_of(policy)
-    assert ratio is not None
-    # The planner, not PyramidKV's floored shares: those lose up to num_layers - 1 positions of the total, and a ratio
-    # below 1 has none.
-    budgets = plan(trace.num_layers, budget, ratio=float(ratio), minimum=recent + 1, maximum=max(trace.length, budget))
-    return PyramidStack(trace.num_layers, budget, 1, recent, *scoring, plan=budgets)
+    if layers is None:
+        ratio = ratio_of(policy)
+        assert ratio is not None
+        # The planner, not PyramidKV's floored shares: those lose up to num_layers - 1 positions of the total, and a
+        # ratio below 1 has none.
+        longest = max(trace.length, budget)
+        layers = plan(trace.num_layers, budget, ratio=float(ratio), minimum=recent + 1, maximum=longest)
+    return PyramidStack(trace.num_layers, budget, 1, recent, *scoring, plan=layers)
 
 
-def _replay(source: Trace | str, policy: str, budget: int | None, scoring: _Scoring) -> Report:
+def _replay(source: Trace | str, task: _Task, scoring: _Scoring) -> Report:
     """Do one run; at the top level, so that other processes find it."""
+    policy, budget, layers = task
     trace = source if isinstance(source, Trace) else _named(source, _stamp(source))
     if policy == "full":
         return replay(trace, lambda layer: FullCache(), None, name=policy)
     assert budget is not None
-    return replay(trace, _make(policy, budget, trace, scoring), budget, name=policy)
+    return replay(trace, _make(policy, budget, layers, trace, scoring), budget, name=policy)
 
 
 def _stamp(source: str) -> tuple[int, int] | None:
@@ -213,7 +250,7 @@ def positions(budget: int | str, length: int) -> int:
 
 def run(
     trace: Trace | str | os.PathLike[str] = "smollm2-135m",
-    budgets: Sequence[int | str] = BUDGETS,
+    budgets: Sequence[int | str] | None = None,
     policies: Sequence[str] = POLICIES,
     *,
     obs_window: int = 16,
@@ -228,11 +265,13 @@ def run(
     trace
         A trace, the name of one (:func:`pb_kvcache.workloads.names`), or the path of a recording.
     budgets
-        Positions per layer on average: numbers, or parts of the trace's length such as ``"20%"``.
+        Positions per layer on average: numbers, or parts of the trace's length such as ``"20%"``. None: what the plans
+        among the policies have; `BUDGETS` where there are none.
     policies
         Names, as :func:`policy_names` lists them. ``full`` keeps everything; ``pyramidkv:RATIO`` is a
         :class:`pb_kvcache.PyramidStack` on a :func:`pb_kvcache.plan` of that ratio, so that its total is the same to
-        the position. Every policy that has a recent window gets :func:`recent_window` of the budget.
+        the position; ``plan:FILE`` is one on a plan from a file (:func:`read_plans`), at the plan's own budget. Every
+        policy that has a recent window gets :func:`recent_window` of the budget.
     obs_window, pool_kernel
         Of SnapKV and the pyramids; see :class:`pb_kvcache.SnapKV`.
     jobs
@@ -255,24 +294,36 @@ def run(
     if isinstance(source, str) and source not in workloads.names() and os.path.exists(source):  # noqa: PTH110
         source = os.path.abspath(source)  # noqa: PTH100 - another process may have another working directory
     loaded = source if isinstance(source, Trace) else _named(source, _stamp(source))
+    plans: dict[str, dict[int, LayerPlan]] = {}  # by the policy's name and the budget
     for policy in policies:
-        if policy not in ("full", *_LAYER_POLICIES) and ratio_of(policy) is None:
+        if not isinstance(policy, str):
+            raise TypeError(f"policies: {policy!r} is not a name")
+        if policy.startswith("plan:"):
+            plans[policy] = {_mean(layers): layers for layers in read_plans(policy.removeprefix("plan:"))}
+        elif policy not in ("full", *_LAYER_POLICIES) and ratio_of(policy) is None:
             raise ValueError(f"policy = {policy!r}: no such policy; known: {', '.join(policy_names())}")
     if not policies:
         raise ValueError(f"policies: none given; known: {', '.join(policy_names())}")
+    if budgets is None:
+        budgets = sorted(set().union(*plans.values())) or BUDGETS
     if not budgets:
         raise ValueError("budgets: none given")
     numbers = tuple(dict.fromkeys(positions(budget, loaded.length) for budget in budgets))
     names = tuple(dict.fromkeys(policies))
     scoring = (uint32("obs_window", obs_window), uint32("pool_kernel", pool_kernel))
+    tasks: list[_Task] = [("full", None, None)] if "full" in names else []
     for budget in numbers:
         for policy in names:
-            if policy != "full":  # let a policy refuse its parameters now, not after minutes
-                made = _make(policy, budget, loaded, scoring)
-                if callable(made):
-                    made(0)
-    tasks: list[tuple[str, int | None]] = [("full", None)] if "full" in names else []
-    tasks += [(policy, budget) for budget in numbers for policy in names if policy != "full"]
+            if policy == "full":
+                continue
+            layers = plans[policy].get(budget) if policy in plans else None
+            if policy in plans and layers is None:
+                has = ", ".join(map(str, plans[policy]))
+                raise ValueError(f"policy = {policy!r}: has no plan of {budget} positions a layer, only of {has}")
+            made = _make(policy, budget, layers, loaded, scoring)  # let it refuse its parameters now, not after minutes
+            if callable(made):
+                made(0)
+            tasks.append((policy, budget, layers))
     reports = []
     for report in _reports(source, tasks, scoring, integer("jobs", jobs)):
         reports.append(report)
@@ -292,13 +343,11 @@ def run(
     )
 
 
-def _reports(
-    source: Trace | str, tasks: list[tuple[str, int | None]], scoring: _Scoring, jobs: int
-) -> Iterator[Report]:
+def _reports(source: Trace | str, tasks: list[_Task], scoring: _Scoring, jobs: int) -> Iterator[Report]:
     """Yield the reports in the order of the tasks."""
     if jobs == 1:
-        for policy, budget in tasks:
-            yield _replay(source, policy, budget, scoring)
+        for task in tasks:
+            yield _replay(source, task, scoring)
         return
     if jobs == 0:
         raise ValueError("jobs = 0: must be 1 or more, or negative to count from the number of cores down")
@@ -308,4 +357,4 @@ def _reports(
         raise ImportError("jobs other than 1 need joblib: pip install 'pb-kvcache[bench]'") from error
     # joblib starts as many processes as it is told to, whether there is work for them or not.
     parallel = joblib.Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator")
-    yield from parallel(joblib.delayed(_replay)(source, policy, budget, scoring) for policy, budget in tasks)
+    yield from parallel(joblib.delayed(_replay)(source, task, scoring) for task in tasks)

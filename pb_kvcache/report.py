@@ -58,7 +58,9 @@ def label(policy: str) -> str:
     }
     if policy in names:
         return names[policy]
-    ratio = policy.partition(":")[2]
+    kind, _, ratio = policy.partition(":")
+    if kind == "plan":
+        return f"SnapKV, {Path(ratio).name}"
     return f"PyramidKV {ratio}{' (inverted)' if _inverted(policy) else ''}"
 
 
@@ -102,8 +104,8 @@ def uniform_of(results: Results) -> str | None:
 
 
 def _pyramids(results: Results) -> list[str]:
-    """Return the pyramids that are not flat."""
-    return [policy for policy in results.policies if bench.ratio_of(policy) not in (None, 1)]
+    """Return the pyramids that are not flat, and other plans."""
+    return [p for p in results.policies if bench.ratio_of(p) not in (None, 1) or p.startswith("plan:")]
 
 
 def _points(gain: float) -> str:
@@ -381,7 +383,7 @@ def _gains(results: Results) -> Figure:
 
 
 def _budgets(results: Results) -> Figure:
-    shown = {"snapkv"} | {policy for policy in results.policies if bench.ratio_of(policy) is not None}
+    shown = {"snapkv", "pyramidkv:1", *_pyramids(results)}
 
     def draw(axis: Axes, budget: int) -> None:
         for report in results.at(budget):

@@ -34,9 +34,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--budgets",
-        default=",".join(bench.BUDGETS),
         help="positions per layer on average, or percentages of the length, comma-separated "
-        f"(default {','.join(bench.BUDGETS).replace('%', '%%')})",
+        f"(default {','.join(bench.BUDGETS).replace('%', '%%')}, or what the plans among the policies have)",
     )
     parser.add_argument(
         "--policies",
@@ -73,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     if args.report is not None:
         report.require_matplotlib()
         args.report.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is found out before the work
-    budgets = [budget.strip() for budget in args.budgets.split(",") if budget.strip()]
-    policies = [policy.strip() for policy in args.policies.split(",") if policy.strip()]
+    budgets = None if args.budgets is None else listed(args.budgets)
+    policies = listed(args.policies)
     errors = Console(file=sys.stderr)
     with Progress(
         TextColumn("replaying"),
@@ -105,12 +104,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def listed(text: str) -> list[str]:
+    """Return the words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def _command(args: argparse.Namespace) -> str:
     """Return the command line that measures the same again."""
     words = ["pb-kvcache", "bench"]
     defaults = {
         "trace": "smollm2-135m",
-        "budgets": ",".join(bench.BUDGETS),
+        "budgets": None,
         "policies": ",".join(bench.POLICIES),
         "obs_window": 16,
         "pool_kernel": 7,
