@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import LayerPlan, PyramidStack, bench, plan, workloads
-from ._checks import integer, plain_array, uint32, uint32_array
+from ._checks import integer, plain_array, real, uint32, uint32_array
 from .harness import LayerPolicy, Report, StackPolicy, counted_steps, replay
 from .workloads import Trace
 
@@ -451,6 +451,9 @@ def run(
     TypeError, ValueError, OSError
         For an argument that breaks a rule above, or a trace that cannot be read.
     """
+    for name, listed in (("budgets", budgets), ("ratios", ratios)):
+        if isinstance(listed, str):  # a sequence, too, of its characters
+            raise TypeError(f"{name} = {listed!r}: must be a list of them, not one string")
     loaded = trace if isinstance(trace, Trace) else workloads.named(trace)
     other = judge_on if judge_on is None or isinstance(judge_on, Trace) else workloads.named(judge_on)
     if other is not None and other.num_layers != loaded.num_layers:
@@ -459,8 +462,7 @@ def run(
         )
     if holdout is None:
         holdout = 0.5 if other is None else 0.0
-    if isinstance(holdout, bool) or not isinstance(holdout, (int, float)):
-        raise TypeError(f"holdout = {holdout!r}: must be a number")
+    holdout = real("holdout", holdout)
     if not 0 <= holdout < 1:
         raise ValueError(f"holdout = {holdout}: must be at least 0 and below 1")
     seen = loaded.steps - int(Fraction(holdout) * loaded.steps)

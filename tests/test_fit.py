@@ -290,6 +290,13 @@ def test_fit_refuses_before_the_work(arguments: dict[str, Any], error: type[Exce
     assert not watched.asked
 
 
+def test_run_refuses_what_is_no_list_and_no_number() -> None:
+    with pytest.raises(TypeError, match="budgets = '10%': must be a list"):
+        fit.run("funnel", "10%")
+    with pytest.raises(TypeError, match="holdout = '0.5': must be a real number"):
+        fit.run("funnel", holdout="0.5")  # type: ignore[arg-type]
+
+
 def test_judge_refuses_budgets_that_do_not_fit() -> None:
     trace = noisy(3, 40, 1)
     with pytest.raises(ValueError, match="budgets: has 2, must have one for each of the 3 layers of noisy"):
