@@ -293,7 +293,7 @@ def test_fit_refuses_before_the_work(arguments: dict[str, Any], error: type[Exce
 def test_run_refuses_what_is_no_list_and_no_number() -> None:
     with pytest.raises(TypeError, match="budgets = '10%': must be a list"):
         fit.run("funnel", "10%")
-    with pytest.raises(TypeError, match="holdout = '0.5': must be a real number"):
+    with pytest.raises(TypeError, match=r"holdout = '0\.5': must be a real number"):
         fit.run("funnel", holdout="0.5")  # type: ignore[arg-type]
 
 
