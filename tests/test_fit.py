@@ -508,5 +508,5 @@ def test_the_documented_figures_on_another_text() -> None:
     for shown, line in zip(documented()[4:8], measured, strict=True):
         name, five, _, twenty, _ = shown[2:].split(" | ")
         assert line.startswith(f"| {name} |")
-        figures = [np.array(re.findall(r"0\.\d+", row), float) for row in (five + twenty, line)]
+        figures = [np.array(re.findall(r"0\.\d+", row), float) for row in (f"{five} {twenty}", line)]
         np.testing.assert_allclose(*figures, atol=2e-3)  # matrix products differ a little between machines
