@@ -69,7 +69,7 @@ _Scoring = tuple[int, int]
 
 _LAYER_POLICIES: dict[str, Callable[[int, int, _Scoring], LayerPolicy]] = {
     "sliding_window": lambda budget, recent, scoring: SlidingWindow(budget),
-    "streaming_llm": lambda budget, recent, scoring: StreamingLLM(budget),
+    "streaming_llm": lambda budget, recent, scoring: StreamingLLM(budget, min(4, budget - 1)),
     "h2o": lambda budget, recent, scoring: H2O(budget, recent),
     "tova": lambda budget, recent, scoring: TOVA(budget),
     "scissorhands": lambda budget, recent, scoring: Scissorhands(budget, recent),
