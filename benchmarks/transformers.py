@@ -3,7 +3,8 @@
     python benchmarks/transformers.py                    # SmolLM2-135M-Instruct at 4096 tokens, some minutes
 
 Prefill and decoding are timed in one process, the variants taking turns, and reported as medians and as ratios of the
-same turn. Peak memory is measured in a process of its own for each variant, above what the loaded model takes.
+same turn: seconds on the clock, and seconds of processor time, which other work on the machine disturbs less. Peak
+memory is measured in a process of its own for each variant, above what the loaded model takes.
 kvpress needs transformers below 5.3; its PyramidKVPress gets the same average budget, window, kernel and steepness.
 """
 
@@ -86,17 +87,40 @@ class Variant:
         return sum(int(layer.keys.shape[-2]) for layer in self.cache.layers)
 
 
+class Times:
+    """Seconds of each turn, on the clock and of the processor."""
+
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.processor: list[float] = []
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.wall.append(time.perf_counter() - self._start[0])
+        self.processor.append(time.process_time() - self._start[1])
+
+    def row(self, base: Times, digits: int, factor: float = 1.0) -> str:
+        """Return medians, and medians of the ratios to another's same turn."""
+        cells = []
+        for own, other in ((self.wall, base.wall), (self.processor, base.processor)):
+            ratio = median([a / b for a, b in zip(own, other, strict=True)])
+            cells.append(f"{median(own) * factor:8.{digits}f} {ratio:7.3f}")
+        return " ".join(cells)
+
+
 class Stopwatch:
-    """Adds up the time that choosing and moving positions takes in a prefill."""
+    """Adds up the processor time that choosing and moving positions takes in a prefill."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         original = PyramidKVLayer._end_prompt
 
         def timed(layer: PyramidKVLayer) -> None:
-            start = time.perf_counter()
+            start = time.process_time()
             original(layer)
-            self.seconds += time.perf_counter() - start
+            self.seconds += time.process_time() - start
 
         PyramidKVLayer._end_prompt = timed
 
@@ -162,36 +186,36 @@ def main() -> None:
     watch = Stopwatch()
     variants = [Variant(model, name, args.budget) for name in VARIANTS]
 
-    seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    shares: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    for turn in range(args.repeats if "prefill" in parts else 1):
-        for variant in variants:
-            watch.seconds = 0.0
-            start = time.perf_counter()
-            variant.prefill(ids if "prefill" in parts or turn == 0 else ids[:, :64])
-            seconds[variant.name].append(time.perf_counter() - start)
-            shares[variant.name].append(watch.seconds / seconds[variant.name][-1])
     if "prefill" in parts:
-        print(f"\nprefill, {args.repeats} turns      s, median   ratio to DynamicCache   compression, share of prefill")
-        for name in VARIANTS:
-            ratio = median([a / b for a, b in zip(seconds[name], seconds["DynamicCache"], strict=True)])
+        times = {name: Times() for name in VARIANTS}
+        shares: dict[str, list[float]] = {name: [] for name in VARIANTS}
+        for _ in range(args.repeats):
+            for variant in variants:
+                watch.seconds = 0.0
+                with times[variant.name]:
+                    variant.prefill(ids)
+                shares[variant.name].append(watch.seconds / times[variant.name].processor[-1])
+        print(f"\nprefill, {args.repeats} turns      s   ratio    CPU s   ratio   compression, share of CPU s")
+        for name, found in times.items():
             share = f"{median(shares[name]):.2%}" if name.startswith("pyramid") else "-"
-            print(f"  {name:20s} {median(seconds[name]):12.2f} {ratio:15.3f} {share:>25s}")
+            print(f"  {name:16s} {found.row(times['DynamicCache'], 2)} {share:>20s}")
 
     if "decode" in parts:
-        times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+        for variant in variants:
+            if "prefill" not in parts:
+                variant.prefill(ids)
+        times = {name: Times() for name in VARIANTS}
         for _ in range(args.repeats):
             for variant in variants:
                 variant._switch()
                 variant.step()  # not timed: what switching left cold
-                start = time.perf_counter()
-                for _ in range(args.steps):
-                    variant.step()
-                times[variant.name].append((time.perf_counter() - start) / args.steps * 1e3)
-        print(f"\ndecode, {args.repeats} turns of {args.steps}  ms a token   ratio to DynamicCache   positions held")
+                with times[variant.name]:
+                    for _ in range(args.steps):
+                        variant.step()
+        print(f"\ndecode, {args.repeats} turns of {args.steps}  ms   ratio   CPU ms   ratio   positions held")
         for variant in variants:
-            ratio = median([a / b for a, b in zip(times[variant.name], times["DynamicCache"], strict=True)])
-            print(f"  {variant.name:20s} {median(times[variant.name]):12.1f} {ratio:15.3f} {variant.kept():24d}")
+            row = times[variant.name].row(times["DynamicCache"], 1, 1e3 / args.steps)
+            print(f"  {variant.name:16s} {row} {variant.kept():16d}")
 
     if "memory" in parts:
         print("\nmemory above the model, MB   prefill peak   after prefill   decode peak")
