@@ -31,6 +31,7 @@ import numpy.typing as npt
 from . import LayerPlan, PyramidStack, bench, plan, workloads
 from ._checks import integer, plain_array, real, uint32, uint32_array
 from .harness import LayerPolicy, Report, StackPolicy, counted_steps, replay
+from .report import points
 from .workloads import Trace
 
 __all__ = ["OBJECTIVES", "Fit", "Result", "divide", "fit", "judge", "run"]
@@ -381,10 +382,13 @@ class Result:
         """Return what the numbers say, a sentence for each place of judgement, whichever plan wins."""
         sentences = []
         for place, reports in self.judged.items():
-            fitted = reports["fitted"].retained_mass
-            others = [f"{100 * (fitted - r.retained_mass):+.2f} on {name}" for name, r in reports.items()][1:]
-            best = max(reports, key=lambda name: reports[name].retained_mass)
-            sentences.append(f"{place}: {best} retains most; fitted, in points of mass: {', '.join(others)}")
+            mass = {name: report.retained_mass for name, report in reports.items()}
+            best = max(mass, key=lambda name: mass[name])
+            others = [f"{points(mass['fitted'] - mass[name])} on {name}" for name in mass if name != "fitted"]
+            winner = (
+                f"{best} retains most" if max(mass.values()) - min(mass.values()) >= 5e-5 else "all retain the same"
+            )
+            sentences.append(f"{place}: {winner}; fitted, in points of mass: {', '.join(others)}")
         return sentences
 
     def to_dict(self) -> dict[str, Any]:

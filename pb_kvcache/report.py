@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["findings", "label", "layers", "page", "require_matplotlib", "size", "write"]
+__all__ = ["findings", "label", "layers", "page", "points", "require_matplotlib", "size", "write"]
 
 _COLOURS = {
     "full": "#444444",
@@ -89,8 +89,8 @@ def findings(results: Results) -> list[str]:
     for policy in _pyramids(results) if uniform and results.num_layers > 1 else []:
         assert uniform is not None
         pairs = [(reports[policy, budget], reports[uniform, budget]) for budget in results.budgets]
-        gains = [_points(r.retained_mass - u.retained_mass) for r, u in pairs]
-        worst = [_points(r.worst_layer.retained_mass - u.worst_layer.retained_mass) for r, u in pairs]
+        gains = [points(r.retained_mass - u.retained_mass) for r, u in pairs]
+        worst = [points(r.worst_layer.retained_mass - u.worst_layer.retained_mass) for r, u in pairs]
         sentences.append(
             f"{label(policy)} against uniform SnapKV, in points of retained mass at {_and(map(str, results.budgets))} "
             f"positions a layer: {_and(gains)} on average over layers, {_and(worst)} in the layer that retains least."
@@ -108,7 +108,7 @@ def _pyramids(results: Results) -> list[str]:
     return [p for p in results.policies if bench.ratio_of(p) not in (None, 1) or p.startswith("plan:")]
 
 
-def _points(gain: float) -> str:
+def points(gain: float) -> str:
     """Return a difference of masses in percentage points, with its sign; a rounded 0 has none."""
     text = f"{abs(100 * gain):.2f}"
     return text if float(text) == 0 else f"{'+' if gain > 0 else _MINUS}{text}"

@@ -222,6 +222,20 @@ def test_another_trace_judges() -> None:
     assert list(both.judged) == ["in sample", "held out", "on noisy"]
 
 
+def test_findings_are_what_was_judged() -> None:
+    trace = workloads.funnel(8, 320)
+    (result,) = fit.run(trace, ["20%"])
+    for sentence, (place, reports) in zip(result.findings(), result.judged.items(), strict=True):
+        best = max(reports, key=lambda name: reports[name].retained_mass)
+        assert sentence.startswith(f"{place}: {best} retains most; ")
+        for name in ("uniform", "pyramid:2", "pyramid:4"):
+            gain = 100 * (reports["fitted"].retained_mass - reports[name].retained_mass)
+            assert f"{report.points(gain / 100)} on {name}" in sentence
+            assert f"{abs(gain):.2f}" in report.points(gain / 100)
+    (easy,) = fit.run(trace, ["100%"], ratios=())
+    assert easy.findings()[1] == "held out: all retain the same; fitted, in points of mass: 0.00 on uniform"
+
+
 def test_all_plans_hold_the_same_total() -> None:
     for result in fit.run(noisy(4, 80, 8), ["20%", 32], multiple_of=4, ratios=[3]):
         assert {made.total for made in result.plans.values()} == {4 * result.fit.budget}
@@ -482,13 +496,28 @@ def test_the_documented_figures_are_what_the_commands_measure() -> None:
     del shown[4:8]  # on another text, below
     parts = ["5%", "10%", "20%", "40%"]
     mean = fit.run(budgets=parts)
+    worst = tuple(map(for_the_worst, mean[:2]))
     wanted = [
         *rows(mean),
-        *rows(tuple(map(for_the_worst, mean[:2]))),
+        *rows(worst),
         *rows(fit.run("funnel", parts)),
         *rows(fit.run("funnel-inverted", ["20%"])),
     ]
     assert shown == wanted
+
+    text = " ".join((ROOT / "docs" / "fit.md").read_text(encoding="utf-8").split())
+    held_out = [result.judged["held out"] for result in mean]
+    gains = [100 * (r["fitted"].retained_mass - r["uniform"].retained_mass) for r in held_out]
+    lifts = [100 * (r["fitted"].worst_layer.retained_mass - r["uniform"].worst_layer.retained_mass) for r in held_out]
+    for few in ([f"{gain:.2f}" for gain in gains], [f"{lift:.1f}" for lift in lifts]):
+        assert f"{', '.join(few[:3])} and {few[3]} points" in text
+    two = [[f"{r.judged['in sample']['fitted'].worst_layer.retained_mass:.3f}" for r in rs] for rs in (worst, mean)]
+    assert f"worst layer to {' and '.join(two[0])}, above the {' and '.join(two[1][:2])} of the fit" in text
+    trace = workloads.recorded()
+    fine = fit.fit(trace, 29, steps=range(1, 289), grid=range(8, 290, 4))
+    assert (len(fine.grid), len(mean[0].fit.grid)) == (72, 15)
+    both = [f"{fit.judge(trace, fine.plan, steps=s).retained_mass:.4f}" for s in (fine.steps, range(289, 576))]
+    assert f"72 budgets instead of 15, the fit retains {both[0]} in sample and {both[1]} held out" in text
 
 
 @pytest.mark.model
@@ -510,3 +539,6 @@ def test_the_documented_figures_on_another_text() -> None:
         assert line.startswith(f"| {name} |")
         figures = [np.array(re.findall(r"0\.\d+", row), float) for row in (f"{five} {twenty}", line)]
         np.testing.assert_allclose(*figures, atol=2e-3)  # matrix products differ a little between machines
+    (half,) = fit.run(budgets=["5%"], holdout=0.5, judge_on=other)
+    masses = [half.judged["on gpl-3"][name].retained_mass for name in ("fitted", "pyramid:4")]
+    assert masses[0] == pytest.approx(masses[1] - 0.0024, abs=1e-3)

@@ -61,6 +61,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Fit, judge, and print both."""
+    if args.output is not None and not args.output.resolve().parent.is_dir():  # found out before the work
+        raise FileNotFoundError(f"output: there is no folder {args.output.resolve().parent}")
     results = fit.run(
         args.trace,
         listed(args.budgets) if args.budgets is not None else [args.budget or "10%"],
