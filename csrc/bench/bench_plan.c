@@ -10,25 +10,11 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "clock.h"
 #include "pb_kvcache.h"
 
 enum { ROUNDS = 401, MOST_LAYERS = 1024 };
-
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a;
-    const double y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 static uint32_t budgets[MOST_LAYERS];
 static double weights[MOST_LAYERS];
@@ -38,17 +24,16 @@ static double median_us(const pb_kvcache_plan_params *params, size_t num_layers)
     double times[ROUNDS];
     enum { CALLS = 16 };
     for (int round = 0; round < ROUNDS; ++round) {
-        const double start = now_us();
+        const double start = now();
         for (int call = 0; call < CALLS; ++call) {
             if (pb_kvcache_plan(params, budgets, num_layers) != PB_KVCACHE_OK) {
                 fprintf(stderr, "bench_plan: the plan was refused\n");
                 exit(1);
             }
         }
-        times[round] = (now_us() - start) / CALLS;
+        times[round] = (now() - start) / CALLS;
     }
-    qsort(times, ROUNDS, sizeof times[0], by_value);
-    return times[ROUNDS / 2];
+    return median(times, ROUNDS) * 1e6;
 }
 
 static size_t count(uint32_t value, size_t num_layers)

@@ -6,31 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "clock.h"
 #include "pb_kvcache.h"
 
 enum { REPETITIONS = 31, STEPS = 2000 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a;
-    const double y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values)
-{
-    qsort(values, REPETITIONS, sizeof *values, ascending);
-    return values[REPETITIONS / 2];
-}
 
 static void measure(uint32_t budget)
 {
@@ -74,10 +54,11 @@ static void measure(uint32_t budget)
         step[repetition] = in_step / STEPS;
         evict[repetition] = in_evict / STEPS;
     }
-    const double copied = median(copy);
+    const double copied = median(copy, REPETITIONS);
+    const double stepped = median(step, REPETITIONS);
+    const double evicted = median(evict, REPETITIONS);
     printf("%6u kept: step %6.2f us, evict %6.2f us; memcpy of the history's %4zu KiB %5.2f us; both calls %.1f copies\n",
-           (unsigned)budget, median(step) * 1e6, median(evict) * 1e6, history / 1024, copied * 1e6,
-           (median(step) + median(evict)) / copied);
+           (unsigned)budget, stepped * 1e6, evicted * 1e6, history / 1024, copied * 1e6, (stepped + evicted) / copied);
     free(from);
     free(to);
     free(attn);

@@ -5,31 +5,11 @@
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "clock.h"
 #include "pb_kvcache.h"
 
 enum { LAYERS = 32, BUDGET = 1024, MOST = 2 * BUDGET, REPETITIONS = 31, STEPS = 200 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a;
-    const double y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values)
-{
-    qsort(values, REPETITIONS, sizeof *values, ascending);
-    return values[REPETITIONS / 2];
-}
 
 static void measure(uint32_t ratio)
 {
@@ -47,8 +27,8 @@ static void measure(uint32_t ratio)
         weights[i] = (float)(state >> 8) * 0x1p-24f;
     }
     for (uint32_t layer = 0; layer < LAYERS; ++layer) {
-        const pb_kvcache_pyramidkv_params alone = {BUDGET, layer, LAYERS, ratio, 32, 16, 7};
-        caches[layer] = pb_kvcache_pyramidkv.create(&alone, NULL, NULL);
+        const pb_kvcache_pyramidkv_params one = {BUDGET, layer, LAYERS, ratio, 32, 16, 7};
+        caches[layer] = pb_kvcache_pyramidkv.create(&one, NULL, NULL);
         attn[layer] = weights + (size_t)layer * MOST;
     }
     double step[REPETITIONS];
@@ -83,10 +63,12 @@ static void measure(uint32_t ratio)
             apart[repetition] = in_apart / STEPS;
         }
     }
-    const double together = median(step) + median(evict);
+    const double stepped = median(step, REPETITIONS);
+    const double evicted = median(evict, REPETITIONS);
+    const double alone = median(apart, REPETITIONS);
     printf("%d layers, ratio %u, %zu kept: step %6.1f us, evict %6.1f us; 32 caches alone %6.1f us, %.2f times that\n",
-           LAYERS, (unsigned)ratio, pb_kvcache_stack_resident(stack), median(step) * 1e6, median(evict) * 1e6,
-           median(apart) * 1e6, median(apart) / together);
+           LAYERS, (unsigned)ratio, pb_kvcache_stack_resident(stack), stepped * 1e6, evicted * 1e6, alone * 1e6,
+           alone / (stepped + evicted));
     for (uint32_t layer = 0; layer < LAYERS; ++layer) {
         pb_kvcache_pyramidkv.destroy(caches[layer]);
     }

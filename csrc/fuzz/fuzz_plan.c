@@ -4,55 +4,30 @@
  */
 #include <float.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "pb_kvcache.h"
+#include "input.h"
 
 enum { MOST_LAYERS = 40 };
 
-typedef struct input {
-    const uint8_t *data;
-    size_t left;
-} input;
-
-static uint64_t take(input *in, size_t bytes)
-{
-    uint64_t value = 0;
-    for (; bytes > 0 && in->left > 0; --bytes, --in->left) {
-        value = value << 8 | *in->data++;
-    }
-    return value;
-}
-
 /* Mostly small, sometimes anything. */
-static uint32_t number(input *in)
+static uint32_t size_of(input *in)
 {
-    const uint32_t kind = (uint32_t)take(in, 1);
-    return kind < 0x80 ? kind % 33 : kind < 0xF0 ? (uint32_t)take(in, 2) : (uint32_t)take(in, 4);
+    const uint32_t kind = take(in, 1);
+    return kind < 0x80 ? kind % 33 : kind < 0xF0 ? take(in, 2) : take(in, 4);
 }
 
 /* Mostly a moderate number, sometimes the double of any eight bytes. */
 static double real(input *in)
 {
-    const uint32_t kind = (uint32_t)take(in, 1);
+    const uint32_t kind = take(in, 1);
     if (kind < 0xC0) {
         return (double)(1 + take(in, 1)) / (kind < 0x60 ? 1.0 : 7.0);
     }
-    const uint64_t bits = take(in, 8);
+    const uint64_t bits = take_wide(in, 8);
     double value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
-
-#define MUST(condition)                                                                                               \
-    do {                                                                                                              \
-        if (!(condition)) {                                                                                           \
-            abort();                                                                                                  \
-        }                                                                                                             \
-    } while (0)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -66,25 +41,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint32_t *again = malloc(layers * sizeof *again + 1);
 
     pb_kvcache_plan_params p = PB_KVCACHE_PLAN_PARAMS_DEFAULT;
-    const uint32_t options = (uint32_t)take(&in, 1);
+    const uint32_t options = take(&in, 1);
     p.shape = (pb_kvcache_plan_shape)(options % 4 + (options == 0xFF));
-    p.multiple_of = options & 4 ? number(&in) : 1;
+    p.multiple_of = options & 4 ? size_of(&in) : 1;
     p.ratio = real(&in);
-    p.minimum = number(&in);
-    p.maximum = options & 8 ? number(&in) : UINT32_MAX;
+    p.minimum = size_of(&in);
+    p.maximum = options & 8 ? size_of(&in) : UINT32_MAX;
     p.weights = p.shape == PB_KVCACHE_PLAN_WEIGHTS && options != 0xF7 ? weights : NULL;
     p.minimums = options & 16 ? minimums : NULL;
     p.maximums = options & 32 ? maximums : NULL;
     uint64_t least = 0;
     for (size_t layer = 0; layer < layers; ++layer) {
         weights[layer] = p.weights != NULL ? real(&in) : 1.0;
-        minimums[layer] = p.minimums != NULL ? number(&in) : p.minimum;
-        maximums[layer] = p.maximums != NULL ? minimums[layer] + number(&in) : p.maximum;
+        minimums[layer] = p.minimums != NULL ? size_of(&in) : p.minimum;
+        maximums[layer] = p.maximums != NULL ? minimums[layer] + size_of(&in) : p.maximum;
         least += p.multiple_of == 0 ? 0 : minimums[layer] / p.multiple_of + (minimums[layer] % p.multiple_of != 0);
         budgets[layer] = again[layer] = 0xA5A5A5A5u;
     }
     /* The least that is feasible and a bit more, or anything. */
-    p.total = options & 64 ? take(&in, 8) : (least + number(&in)) * p.multiple_of;
+    p.total = options & 64 ? take_wide(&in, 8) : (least + size_of(&in)) * p.multiple_of;
 
     const pb_kvcache_status status = pb_kvcache_plan(&p, budgets, layers);
     MUST(status <= 0);

@@ -2,56 +2,10 @@
  * libFuzzer target: sequences of calls with arbitrary parameters, short buffers, bad lengths and bad weights, checked
  * against what every policy promises. Built with -fsanitize=fuzzer,address,undefined.
  */
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "pb_kvcache.h"
-
-typedef struct input {
-    const uint8_t *data;
-    size_t left;
-} input;
-
-static uint32_t take(input *in, size_t bytes)
-{
-    uint32_t value = 0;
-    for (; bytes > 0 && in->left > 0; --bytes, --in->left) {
-        value = value << 8 | *in->data++;
-    }
-    return value;
-}
-
-/* Mostly small, sometimes anything. */
-static uint32_t number(input *in)
-{
-    const uint32_t kind = take(in, 1);
-    return kind < 0xF0 ? kind % 33 : take(in, 4);
-}
-
-#define MUST(condition)                                                                                               \
-    do {                                                                                                              \
-        if (!(condition)) {                                                                                           \
-            abort();                                                                                                  \
-        }                                                                                                             \
-    } while (0)
+#include "input.h"
 
 /* No cache of the fuzzer takes more. */
-#define MOST_BYTES ((size_t)1 << 22)
-
-static void *small_alloc(void *ctx, size_t size)
-{
-    (void)ctx;
-    return size > MOST_BYTES ? NULL : malloc(size);
-}
-
-static void small_free(void *ctx, void *ptr, size_t size)
-{
-    (void)ctx;
-    (void)size;
-    free(ptr);
-}
+static size_t most_bytes = (size_t)1 << 22;
 
 /* The kept positions, in memory of exactly their size. */
 static uint32_t *kept_of(const pb_kvcache *cache, size_t *count)
@@ -70,9 +24,9 @@ static void step(const pb_kvcache_vtable *vtable, pb_kvcache *cache, input *in)
 {
     size_t count;
     uint32_t *before = kept_of(cache, &count);
-    const uint32_t pos = count > 0 && take(in, 1) % 8 != 0 ? before[count - 1] + 1 + take(in, 1) % 3 : number(in);
+    const uint32_t pos = count > 0 && take(in, 1) % 8 != 0 ? before[count - 1] + 1 + take(in, 1) % 3 : number(in, 33);
     const uint32_t kind = take(in, 1);
-    const size_t length = kind % 16 == 0 ? number(in) % 1024 : count;
+    const size_t length = kind % 16 == 0 ? number(in, 33) % 1024 : count;
     float *attn = malloc(length * sizeof *attn + 1);
     bool good = true;
     for (size_t i = 0; i < length; ++i) {
@@ -96,7 +50,7 @@ static void step(const pb_kvcache_vtable *vtable, pb_kvcache *cache, input *in)
 
 static void evict(const pb_kvcache_vtable *vtable, pb_kvcache *cache, input *in)
 {
-    const uint32_t budget = number(in);
+    const uint32_t budget = number(in, 33);
     const size_t need = pb_kvcache_evict_count(cache, budget);
     const size_t capacity = take(in, 1) % 8 == 0 ? take(in, 1) % (need + 1) : need;
     uint32_t *victims = malloc(capacity * sizeof *victims + 1);
@@ -112,7 +66,7 @@ static void evict(const pb_kvcache_vtable *vtable, pb_kvcache *cache, input *in)
 
 static void seed(pb_kvcache *cache, input *in)
 {
-    const size_t count = number(in) % 64;
+    const size_t count = number(in, 33) % 64;
     const size_t rows = take(in, 1) % 4;
     uint32_t *positions = malloc(count * sizeof *positions + 1);
     float *attn = malloc(count * rows * sizeof *attn + 1);
@@ -129,8 +83,6 @@ static void seed(pb_kvcache *cache, input *in)
     free(positions);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const pb_kvcache_vtable *const vtables[] = {
@@ -140,9 +92,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const pb_kvcache_vtable *vtable = vtables[take(&in, 1) % (sizeof vtables / sizeof vtables[0])];
     uint32_t params[7]; /* every parameter struct is a row of uint32_t, of seven at most */
     for (size_t i = 0; i < 7; ++i) {
-        params[i] = number(&in);
+        params[i] = number(&in, 33);
     }
-    const pb_allocator allocator = {small_alloc, small_free, NULL};
+    const pb_allocator allocator = {small_alloc, small_free, &most_bytes};
     pb_kvcache *cache = vtable->create(params, &allocator, NULL);
     pb_kvcache *twin = cache == NULL ? NULL : vtable->create(params, &allocator, NULL);
     while (twin != NULL && in.left > 0) {

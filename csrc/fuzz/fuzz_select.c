@@ -3,33 +3,8 @@
  * size that was promised, checked against what the header says. Built with -fsanitize=fuzzer,address,undefined.
  */
 #include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "pb_kvcache.h"
-
-typedef struct input {
-    const uint8_t *data;
-    size_t left;
-} input;
-
-static uint32_t take(input *in, size_t bytes)
-{
-    uint32_t value = 0;
-    for (; bytes > 0 && in->left > 0; --bytes, --in->left) {
-        value = value << 8 | *in->data++;
-    }
-    return value;
-}
-
-#define MUST(condition)                                                                                               \
-    do {                                                                                                              \
-        if (!(condition)) {                                                                                           \
-            abort();                                                                                                  \
-        }                                                                                                             \
-    } while (0)
+#include "input.h"
 
 /* Mostly what is allowed, sometimes anything. */
 static size_t count_of(input *in, size_t most)

@@ -3,60 +3,14 @@
  * bad weights, beside independent caches that are driven by hand: both must agree after every call. Built with
  * -fsanitize=fuzzer,address,undefined.
  */
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "pb_kvcache.h"
-
-typedef struct input {
-    const uint8_t *data;
-    size_t left;
-} input;
-
-static uint32_t take(input *in, size_t bytes)
-{
-    uint32_t value = 0;
-    for (; bytes > 0 && in->left > 0; --bytes, --in->left) {
-        value = value << 8 | *in->data++;
-    }
-    return value;
-}
-
-/* Mostly small, sometimes anything. */
-static uint32_t number(input *in)
-{
-    const uint32_t kind = take(in, 1);
-    return kind < 0xF0 ? kind % 17 : take(in, 4);
-}
-
-#define MUST(condition)                                                                                               \
-    do {                                                                                                              \
-        if (!(condition)) {                                                                                           \
-            abort();                                                                                                  \
-        }                                                                                                             \
-    } while (0)
+#include "input.h"
 
 enum { MOST_LAYERS = 5 };
 
 /* No stack of the fuzzer takes more. */
-#define MOST_BYTES ((size_t)1 << 20)
+static size_t most_bytes = (size_t)1 << 20;
 
-static void *small_alloc(void *ctx, size_t size)
-{
-    (void)ctx;
-    return size > MOST_BYTES ? NULL : malloc(size);
-}
-
-static void small_free(void *ctx, void *ptr, size_t size)
-{
-    (void)ctx;
-    (void)size;
-    free(ptr);
-}
-
-static const pb_allocator allocator = {small_alloc, small_free, NULL};
+static const pb_allocator allocator = {small_alloc, small_free, &most_bytes};
 
 /* The stack, and the caches that it must equal. */
 typedef struct pair {
@@ -106,7 +60,7 @@ static void step(pair *p, input *in)
         pos = count > 0 && kept[count - 1] >= pos ? kept[count - 1] + 1 : pos;
         free(kept);
         const uint32_t kind = take(in, 1);
-        lengths[layer] = kind % 32 == 0 ? number(in) % 64 : count;
+        lengths[layer] = kind % 32 == 0 ? number(in, 17) % 64 : count;
         if (kind % 32 == 1) {
             continue;
         }
@@ -121,7 +75,7 @@ static void step(pair *p, input *in)
         }
     }
     if (take(in, 1) % 16 == 0) {
-        pos = number(in);
+        pos = number(in, 17);
     }
     const float *const *attn = take(in, 1) % 16 == 0 ? NULL : (const float *const *)rows;
     uint32_t refuses = UINT32_MAX;
@@ -183,18 +137,16 @@ static void seed(pair *p, input *in)
     free(positions);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     input in = {data, size};
     const uint32_t layers = take(&in, 1);
     const pb_kvcache_stack_params params
-        = {layers < 0xFC ? layers % (MOST_LAYERS + 1) : take(&in, 4), number(&in), number(&in), number(&in),
-           number(&in), number(&in)};
+        = {layers < 0xFC ? layers % (MOST_LAYERS + 1) : take(&in, 4), number(&in, 17), number(&in, 17), number(&in, 17),
+           number(&in, 17), number(&in, 17)};
     uint32_t plan[MOST_LAYERS];
     for (size_t i = 0; i < MOST_LAYERS; ++i) {
-        plan[i] = number(&in);
+        plan[i] = number(&in, 17);
     }
     const uint32_t *budgets = params.num_layers <= MOST_LAYERS && take(&in, 1) % 2 == 0 ? plan : NULL;
     uint32_t refuses = 0;
