@@ -163,9 +163,14 @@ def test_a_trace_may_be_called_anything(capsys: pytest.CaptureFixture[str], tmp_
     assert "[/bold] [red]: 1 layer" in capsys.readouterr().out
 
 
-def test_the_package_runs_as_the_command() -> None:
+def test_the_package_runs_as_the_command(tmp_path: Path) -> None:
+    # From another folder: -m looks in the current one first, and in a clone that is the source without its module.
     done = subprocess.run(
-        (sys.executable, "-m", "pb_kvcache", *TABLE, "--json"), capture_output=True, timeout=120, check=True
+        (sys.executable, "-m", "pb_kvcache", *TABLE, "--json"),
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=120,
+        check=True,
     )
     assert json.loads(done.stdout)["shares"] == [819, 614, 409, 204]
 
