@@ -22,7 +22,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=(
             "Replay every layer of a trace alone at a grid of budgets, divide the total where it retains most, and "
             "judge that beside uniform budgets and pyramids: on the steps of the fit, and on steps or a text that it "
-            "did not see. Without arguments: the recorded attention of SmolLM2-135M-Instruct at 10 %% of its length."
+            "did not see. Without arguments: the recorded attention of SmolLM2-135M-Instruct at 10 % of its length."
         ),
     )
     names = ", ".join(workloads.names())
