@@ -85,6 +85,8 @@ def test_without_heads_there_are_no_bytes(capsys: Capture) -> None:
     got = answer(capsys, "--layers", 4, "--total", 100)
     assert got["nbytes"] is got["dtype"] is got["saving"] is None
     assert got["budgets"] == plan(4, total=100).budgets.tolist()
+    assert cli.main(["plan", "--layers", "4", "--total", "100"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["layer", "budget"]
 
 
 @pytest.mark.parametrize(

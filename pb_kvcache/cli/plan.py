@@ -229,7 +229,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _table(request: _Request) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("layer", "budget", "bytes"):
+    known = request.bytes_of(1) is not None
+    for name in ("layer", "budget", *(["bytes"] if known else [])):
         table.add_column(name, justify="right")
     table.add_column("")
     budgets = iter(request.plan.budgets.tolist())
@@ -242,7 +243,7 @@ def _table(request: _Request) -> Table:
             budget = window if request.sequence is None else min(window, request.sequence)
             mark = "sliding window, not planned"
         nbytes = request.bytes_of(budget)
-        table.add_row(str(layer), str(budget), "" if nbytes is None else format_size(nbytes), mark)
+        table.add_row(str(layer), str(budget), *([] if nbytes is None else [format_size(nbytes)]), mark)
     return table
 
 
