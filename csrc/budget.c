@@ -1,9 +1,9 @@
 #include "internal.h"
 
-/* floor(m * x / d) for x <= d, d > 0 and m < 2^33: the answer is at most m. */
+/* floor(m * x / d) for 0 < x <= d and m < 2^33: the answer is at most m. */
 static uint64_t scaled(uint64_t m, uint64_t x, uint64_t d)
 {
-    if (x == 0 || m <= UINT64_MAX / x) {
+    if (m <= UINT64_MAX / x) {
         return m * x / d;
     }
     /* The product needs up to 97 bits: long division, one bit of m at a time, with the carry out of 64 bits kept. */
@@ -34,7 +34,7 @@ static uint64_t share(uint64_t budget, uint64_t layer, uint64_t num_layers, uint
     if (num_layers <= 1) {
         return budget;
     }
-    const uint64_t steps = num_layers - 1;
+    const uint64_t steps = num_layers - 1; /* >= layer: below, ratio * steps - layer * (ratio - 1) >= steps > 0 */
     return scaled(2 * budget, ratio * steps - layer * (ratio - 1), (ratio + 1) * steps);
 }
 

@@ -21,13 +21,12 @@ static pb_kvcache_status layout(const pb_kvcache_rows *rows, const unsigned char
     size_t heads;
     size_t positions;
     size_t by_head;
-    size_t by_position;
     if (!span(rows->num_heads, rows->head_stride, &heads) || !span(rows->n, rows->row_stride, &positions)
         || !pb_kvcache_priv_add(positions, rows->row_bytes, &by_head)
-        || !pb_kvcache_priv_add(heads, rows->row_bytes, &by_position)
         || !pb_kvcache_priv_add(heads, by_head, length) || *length > PTRDIFF_MAX) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
+    const size_t by_position = heads + rows->row_bytes; /* at most the length */
     const bool single_head = rows->num_heads <= 1;
     const bool single_row = rows->n <= 1;
     const bool heads_outside = (single_head || magnitude(rows->head_stride) >= by_head)

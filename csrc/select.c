@@ -100,7 +100,6 @@ static pb_kvcache_status workspace_of(const pb_kvcache_attention *attn, const pb
 {
     size_t doubles;
     size_t scores;
-    size_t scratch;
     if (params == NULL) {
         return PB_KVCACHE_ERROR_NULL;
     }
@@ -115,14 +114,16 @@ static pb_kvcache_status workspace_of(const pb_kvcache_attention *attn, const pb
     if (status != PB_KVCACHE_OK) {
         return status;
     }
-    /* In the place of the scratch: n pooled scores, up to the next double, the doubles. */
-    const size_t held = PB_KVCACHE_PRIV_SCRATCH_ROWS * attn->n * sizeof(float);
-    if (!pb_kvcache_priv_mul(doubles, sizeof(double), &scratch)
-        || !pb_kvcache_priv_add(scratch, attn->n * sizeof(float) + PB_KVCACHE_PRIV_ALIGNMENT, &scratch)
-        || !pb_kvcache_priv_add(scores, scratch > held ? scratch - held : 0, &scratch) || scratch > PTRDIFF_MAX) {
+    /* In the place of the scratch: n pooled scores, up to the next double, the doubles. With n < 2^32 that is below
+     * 2^38 bytes, and the scores fit PTRDIFF_MAX, so that 64 bits hold the sum. */
+    const uint64_t row = (uint64_t)attn->n * sizeof(float);
+    const uint64_t held = PB_KVCACHE_PRIV_SCRATCH_ROWS * row;
+    const uint64_t wanted = row + PB_KVCACHE_PRIV_ALIGNMENT + (uint64_t)doubles * sizeof(double);
+    const uint64_t total = scores + (wanted > held ? wanted - held : 0);
+    if (total > PTRDIFF_MAX) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
-    *size = scratch;
+    *size = (size_t)total;
     return PB_KVCACHE_OK;
 }
 

@@ -12,13 +12,10 @@ struct pb_kvcache_stack {
     pb_kvcache *layers[];
 };
 
-static bool aligned(size_t bytes, size_t *out)
+/* Up to where a double can follow; `bytes` is at most PTRDIFF_MAX, so the answer is at most PTRDIFF_MAX + 1. */
+static size_t aligned(size_t bytes)
 {
-    if (!pb_kvcache_priv_add(bytes, sizeof(double) - 1, &bytes)) {
-        return false;
-    }
-    *out = bytes - bytes % sizeof(double);
-    return true;
+    return (bytes + sizeof(double) - 1) / sizeof(double) * sizeof(double);
 }
 
 static pb_kvcache_status layer_shape(const pb_kvcache_stack_params *params, const uint32_t *budgets, uint32_t layer,
@@ -36,9 +33,9 @@ static pb_kvcache_status layer_shape(const pb_kvcache_stack_params *params, cons
 }
 
 /* Bytes before the first cache. num_layers is at most PB_KVCACHE_STACK_MAX_LAYERS: the product fits 32 bits. */
-static bool header_bytes(uint32_t num_layers, size_t *bytes)
+static size_t header_bytes(uint32_t num_layers)
 {
-    return aligned(offsetof(struct pb_kvcache_stack, layers) + num_layers * sizeof(pb_kvcache *), bytes);
+    return aligned(offsetof(struct pb_kvcache_stack, layers) + num_layers * sizeof(pb_kvcache *));
 }
 
 /* Bytes of the whole stack; *layer becomes the first layer that refuses. */
@@ -52,18 +49,18 @@ static pb_kvcache_status total_bytes(const pb_kvcache_stack_params *params, cons
     if (params->num_layers == 0) {
         return PB_KVCACHE_ERROR_NUM_LAYERS;
     }
-    size_t total = 0;
-    if (params->num_layers > PB_KVCACHE_STACK_MAX_LAYERS || !header_bytes(params->num_layers, &total)) {
+    if (params->num_layers > PB_KVCACHE_STACK_MAX_LAYERS) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
+    size_t total = header_bytes(params->num_layers);
     for (; *layer < params->num_layers; ++*layer) {
         pb_kvcache_priv_shape shape;
-        size_t cache;
         const pb_kvcache_status status = layer_shape(params, budgets, *layer, &shape);
         if (status != PB_KVCACHE_OK) {
             return status;
         }
-        if (!aligned(shape.bytes, &cache) || !pb_kvcache_priv_add(total, cache, &total) || total > PTRDIFF_MAX) {
+        total += aligned(shape.bytes); /* at most PTRDIFF_MAX + (PTRDIFF_MAX + 1): fits a size_t */
+        if (total > PTRDIFF_MAX) {
             *layer = 0;
             return PB_KVCACHE_ERROR_TOO_LARGE;
         }
@@ -113,15 +110,12 @@ pb_kvcache_stack *pb_kvcache_stack_create(const pb_kvcache_stack_params *params,
     stack->allocator = chosen;
     stack->bytes = bytes;
     stack->num_layers = params->num_layers;
-    size_t offset = 0;
-    (void)header_bytes(stack->num_layers, &offset); /* this and every size below was checked with the total */
+    size_t offset = header_bytes(stack->num_layers); /* this and every size below was checked with the total */
     for (layer = 0; layer < stack->num_layers; ++layer) {
         pb_kvcache_priv_shape shape;
         (void)layer_shape(params, budgets, layer, &shape);
         stack->layers[layer] = pb_kvcache_priv_place((unsigned char *)stack + offset, &shape);
-        size_t cache = 0;
-        (void)aligned(shape.bytes, &cache);
-        offset += cache;
+        offset += aligned(shape.bytes);
     }
     stack->peak_resident = 0;
     count_resident(stack);
