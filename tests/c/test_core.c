@@ -191,6 +191,16 @@ static void test_copy(void)
     other = pb_kvcache_pyramidkv.create(&single, NULL, NULL); /* the same rules and sizes: SnapKV, bit for bit */
     CHECK(pb_kvcache_copy(other, a) == PB_KVCACHE_OK && pb_kvcache_kept_count(other) == pb_kvcache_kept_count(a));
     pb_kvcache_pyramidkv.destroy(other);
+    /* Layers that evict to the same budget, 2, and have room for 7 and for 8. */
+    const pb_kvcache_pyramidkv_params narrow = {6, 1, 2, 4, 1, 3, 3};
+    const pb_kvcache_pyramidkv_params roomy = {7, 1, 2, 4, 1, 3, 3};
+    other = pb_kvcache_pyramidkv.create(&narrow, NULL, NULL);
+    pb_kvcache *wider = pb_kvcache_pyramidkv.create(&roomy, NULL, NULL);
+    CHECK(pb_kvcache_effective_budget(other) == 2 && pb_kvcache_effective_budget(wider) == 2);
+    CHECK(pb_kvcache_pyramidkv.on_decode_step(wider, 1, NULL, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_copy(other, wider) == PB_KVCACHE_ERROR_MISMATCH && pb_kvcache_kept_count(other) == 1);
+    pb_kvcache_pyramidkv.destroy(other);
+    pb_kvcache_pyramidkv.destroy(wider);
     pb_kvcache_snapkv.destroy(a);
     pb_kvcache_snapkv.destroy(b);
 }

@@ -73,6 +73,19 @@ static void refusals(void)
     CHECK(pb_kvcache_plan(&p, budgets, 3) == PB_KVCACHE_OK && budgets[2] == UINT32_MAX - 1);
 }
 
+/* A layer whose weight asks for more than any budget can be gets the most there is; the others share the rest. */
+static void beyond_any_budget(void)
+{
+    static const double weights[4] = {1000.0, 1.0, 1.0, 1.0};
+    uint32_t budgets[4];
+    pb_kvcache_plan_params p = PB_KVCACHE_PLAN_PARAMS_DEFAULT;
+    p.shape = PB_KVCACHE_PLAN_WEIGHTS;
+    p.weights = weights;
+    p.total = 3 * (uint64_t)UINT32_MAX;
+    CHECK(pb_kvcache_plan(&p, budgets, 4) == PB_KVCACHE_OK && budgets[0] == UINT32_MAX);
+    CHECK(budgets[1] == 2863311530u && budgets[2] == 2863311530u && budgets[3] == 2863311530u);
+}
+
 static void examples(void)
 {
     uint32_t budgets[32];
@@ -218,6 +231,7 @@ int main(void)
     refusals();
     nearly_ties();
     far_above();
+    beyond_any_budget();
     examples();
     near_the_floor_rule();
     rules();

@@ -82,6 +82,10 @@ static void test_halves(void)
     for (uint32_t i = 0; i < 65536; ++i) {
         halves[i] = (uint16_t)i;
     }
+    float given[256]; /* of every exponent; none is NaN, whose bits a machine may change on the way */
+    for (uint32_t i = 0; i < 256; ++i) {
+        given[i] = float_of(i < 255 ? i << 23 : 0x80000001u);
+    }
     for (unsigned level = 0; level < PB_KVCACHE_PRIV_LEVELS; ++level) {
         const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_at(level);
         if (lanes == NULL) {
@@ -104,9 +108,13 @@ static void test_halves(void)
         lanes->convert[PB_KVCACHE_BFLOAT16](halves, 65536, floats);
         good = true;
         for (uint32_t i = 0; i < 65536; ++i) {
-            good = good && bits_of(floats[i]) == i << 16;
+            /* A NaN stays one, but the x87 registers of 32-bit x86 make a signalling one quiet. */
+            const bool nan = (i & 0x7FFFu) > 0x7F80u;
+            good = good && (nan ? floats[i] != floats[i] : bits_of(floats[i]) == i << 16);
         }
         CHECK(good);
+        lanes->convert[PB_KVCACHE_FLOAT32](given, 256, floats);
+        CHECK(memcmp(floats, given, sizeof given) == 0);
     }
     free(floats);
 }
@@ -125,12 +133,12 @@ static void test_copies(void)
     }
     const pb_kvcache_priv_lanes *plain = pb_kvcache_priv_lanes_at(0);
     unsigned copies = 0;
-    for (unsigned level = 1; level < PB_KVCACHE_PRIV_LEVELS; ++level) {
+    for (unsigned level = 0; level < PB_KVCACHE_PRIV_LEVELS; ++level) {
         const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_at(level);
         if (lanes == NULL) {
             continue;
         }
-        ++copies;
+        copies += level > 0;
         for (size_t n = 1; n < MOST; n += n < 70 ? 1 : 29) {
             bool good = true;
             for (int kind = 0; kind < 3; ++kind) {
@@ -138,10 +146,13 @@ static void test_copies(void)
                 float tops[2] = {0.0f, 0.0f};
                 good = good && plain->top[kind](row, n, &tops[0]) == lanes->top[kind](row, n, &tops[1]);
                 good = good && bits_of(tops[0]) == bits_of(tops[1]);
-                const double sums[2] = {plain->exps[kind](row, n, 0.3f, tops[0], floats[0], NULL),
-                                        lanes->exps[kind](row, n, 0.3f, tops[0], floats[1], x)};
-                good = good && memcmp(&sums[0], &sums[1], sizeof sums[0]) == 0
-                       && memcmp(floats[0], floats[1], n * sizeof(float)) == 0;
+                for (int fetched = 0; fetched < 2; ++fetched) { /* what is fetched ahead changes no bit */
+                    const void *next = fetched ? row : NULL;
+                    const double sums[2] = {plain->exps[kind](row, n, 0.3f, tops[0], floats[0], NULL),
+                                            lanes->exps[kind](row, n, 0.3f, tops[0], floats[1], next)};
+                    good = good && memcmp(&sums[0], &sums[1], sizeof sums[0]) == 0
+                           && memcmp(floats[0], floats[1], n * sizeof(float)) == 0;
+                }
                 const uint32_t seen[2] = {plain->sums[kind](row, MOST, ROWS, n, floats[0]),
                                           lanes->sums[kind](row, MOST, ROWS, n, floats[1])};
                 good = good && seen[0] == seen[1] && memcmp(floats[0], floats[1], n * sizeof(float)) == 0;
@@ -155,6 +166,15 @@ static void test_copies(void)
                                      lanes->between(x, n, -2.0f, 3.0f, &from_high[1], keys[1], MOST + 32)};
             good = good && found[0] == found[1] && from_high[0] == from_high[1]
                    && memcmp(keys[0], keys[1], found[0] * sizeof(int32_t)) == 0;
+            /* Room for fewer: as many of the first as there is room for, and nothing behind it. */
+            const size_t kept = found[0] < 32 ? found[0] : 32;
+            for (int copy = 0; copy < 2; ++copy) {
+                int32_t few[49] = {0};
+                size_t high = 0;
+                few[48] = 77;
+                good = good && (copy ? lanes : plain)->between(x, n, -2.0f, 3.0f, &high, few, 48) == found[0]
+                       && high == from_high[0] && few[48] == 77 && memcmp(few, keys[0], kept * sizeof few[0]) == 0;
+            }
             good = good && plain->below(keys[0], found[0], 0x3F800000) == lanes->below(keys[0], found[0], 0x3F800000);
             const float threshold = x[n / 2];
             const size_t reaching = plain->reaching(x, n, threshold);
@@ -176,6 +196,18 @@ static void test_copies(void)
                 CHECK(!lanes->finite(odd, 40) && !plain->finite(odd, 40));
                 CHECK((lanes->sums[0](odd, 0, 1, 40, floats[0]) & PB_KVCACHE_PRIV_SEEN_BAD) != 0);
                 CHECK(floats[0][at] == -HUGE_VALF);
+            }
+            /* The same as 16-bit numbers: NaN, -NaN, inf, and -inf, which is a number to the top. */
+            static const uint16_t bad_halves[2][4] = {{0x7E00, 0xFE00, 0x7C00, 0xFC00}, {0x7FC0, 0xFFC0, 0x7F80, 0xFF80}};
+            for (int kind = 1; kind < 3; ++kind) {
+                uint16_t odd_halves[40];
+                memcpy(odd_halves, halves, sizeof odd_halves);
+                for (size_t i = 0; i < 4; ++i) {
+                    odd_halves[at] = bad_halves[kind - 1][i];
+                    CHECK(lanes->top[kind](odd_halves, 40, &top) == (i == 3));
+                    CHECK((lanes->sums[kind](odd_halves, 0, 1, 40, floats[0]) & PB_KVCACHE_PRIV_SEEN_BAD) != 0);
+                    CHECK(floats[0][at] == -HUGE_VALF);
+                }
             }
             odd[at] = -HUGE_VALF;
             CHECK(lanes->top[0](odd, 40, &top) && plain->top[0](odd, 40, &top) && !lanes->finite(odd, 40));
@@ -221,6 +253,29 @@ static float shaped(int shape, size_t i, size_t n)
     }
 }
 
+/* The lowest chosen score is no lower than any other; equal ones were taken from the left. */
+static bool is_choice(const float *scores, size_t n, const uint32_t *chosen, size_t count)
+{
+    bool good = true;
+    float least = HUGE_VALF;
+    size_t last = 0;
+    for (size_t i = 0; i < count; ++i) {
+        good = good && chosen[i] < n && (i == 0 || chosen[i] > chosen[i - 1]);
+        if (scores[chosen[i]] <= least) {
+            least = scores[chosen[i]];
+            last = chosen[i];
+        }
+    }
+    for (size_t i = 0, next = 0; i < n && count > 0; ++i) {
+        if (next < count && chosen[next] == i) {
+            ++next;
+        } else {
+            good = good && (scores[i] < least || (scores[i] == least && i > last));
+        }
+    }
+    return good;
+}
+
 static void test_choice(void)
 {
     const size_t lengths[] = {1, 2, 255, 4095, 4096, 4097, 5000, 9001, 40000};
@@ -243,30 +298,113 @@ static void test_choice(void)
                 for (size_t i = count; i < n; ++i) {
                     good = good && fast[i] == UINT32_MAX; /* nothing behind the chosen is touched */
                 }
-                /* The lowest chosen score is no lower than any other; equal ones were taken from the left. */
-                float least = HUGE_VALF;
-                size_t last = 0;
-                for (size_t i = 0; i < count; ++i) {
-                    good = good && fast[i] < n && (i == 0 || fast[i] > fast[i - 1]);
-                    if (scores[fast[i]] <= least) {
-                        least = scores[fast[i]];
-                        last = fast[i];
-                    }
-                }
-                for (size_t i = 0, next = 0; i < n && count > 0; ++i) {
-                    if (next < count && fast[next] == i) {
-                        ++next;
-                    } else {
-                        good = good && (scores[i] < least || (scores[i] == least && i > last));
-                    }
-                }
-                CHECK(good);
+                CHECK(good && is_choice(scores, n, fast, count));
+                /* Where all scores are finite, what is done about others makes no difference. */
+                const uint32_t wanted = (uint32_t)count;
+                CHECK(pb_kvcache_select_top(scores, n, 1, n, &wanted, PB_KVCACHE_NAN_LOWEST, slow, n, n) == PB_KVCACHE_OK);
+                CHECK(shape == 7 || memcmp(fast, slow, count * sizeof *fast) == 0);
             }
         }
     }
     free(scores);
     free(fast);
     free(slow);
+}
+
+/*
+ * Scores against the guesses: what each sample sees, the evenly spaced one and then the first 4,096 of those between
+ * its bounds, are two values far apart, and everything still in question lies between them. No round narrows it down
+ * enough, and the histograms decide.
+ */
+static void test_choice_that_misleads(void)
+{
+    enum { EVERY = 40, MISLED = 512 * EVERY, LEVEL = 4096 };
+    static float scores[MISLED];
+    static uint32_t fast[MISLED];
+    static uint32_t slow[MISLED];
+    size_t others = 0;
+    for (size_t i = 0; i < MISLED; ++i) {
+        const float sign = i / EVERY % 2 == 0 ? 1.0f : -1.0f;
+        if (i % EVERY == 0) {
+            scores[i] = sign * 1000.0f;
+        } else {
+            const size_t level = others++ / LEVEL;
+            scores[i] = level < 4 ? (others % 2 == 0 ? 1.0f : -1.0f) * (float)(900 - 100 * (int)level) : draw_float();
+        }
+    }
+    const size_t counts[] = {MISLED / 2 - 300, MISLED / 2 - 1, MISLED / 2, MISLED / 2 + 1, MISLED / 2 + 300};
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; ++c) {
+        memset(fast, 0xFF, sizeof fast);
+        pb_kvcache_priv_choose_highest_of_numbers(scores, MISLED, counts[c], fast);
+        pb_kvcache_priv_choose_highest(scores, MISLED, counts[c], slow);
+        CHECK(memcmp(fast, slow, counts[c] * sizeof *fast) == 0 && fast[counts[c]] == UINT32_MAX);
+        CHECK(is_choice(scores, MISLED, fast, counts[c]));
+    }
+}
+
+/* Spans and sums of sizes at the edge of what fits: refused, never wrapped. */
+static void test_sizes(void)
+{
+    size_t bytes = 7;
+    const size_t most = PTRDIFF_MAX;
+    CHECK(pb_kvcache_priv_span_bytes(0, SIZE_MAX, SIZE_MAX, 4, &bytes) && bytes == 0);
+    CHECK(pb_kvcache_priv_span_bytes(SIZE_MAX, SIZE_MAX, 0, 4, &bytes) && bytes == 0);
+    CHECK(pb_kvcache_priv_span_bytes(1, SIZE_MAX, 3, 4, &bytes) && bytes == 12);
+    CHECK(pb_kvcache_priv_span_bytes(2, 5, 3, 4, &bytes) && bytes == 32);
+    CHECK(pb_kvcache_priv_span_bytes(2, most - 3, 3, 1, &bytes) && bytes == most);
+    CHECK(!pb_kvcache_priv_span_bytes(2, most - 2, 3, 1, &bytes));     /* above PTRDIFF_MAX */
+    CHECK(!pb_kvcache_priv_span_bytes(3, most + 1, 1, 1, &bytes));     /* rows times stride wraps */
+    CHECK(!pb_kvcache_priv_span_bytes(2, SIZE_MAX, 1, 1, &bytes));     /* the width on top wraps */
+    CHECK(!pb_kvcache_priv_span_bytes(2, SIZE_MAX / 4, 1, 4, &bytes)); /* in bytes it wraps */
+
+    /* Arrays overlap where they share a byte; one without bytes shares none, wherever it begins. */
+    char array[8];
+    CHECK(!pb_kvcache_priv_overlap(array, 8, array + 4, 0) && !pb_kvcache_priv_overlap(array + 4, 0, array, 8));
+    CHECK(!pb_kvcache_priv_overlap(array, 4, array + 4, 4) && !pb_kvcache_priv_overlap(array + 4, 4, array, 4));
+    CHECK(pb_kvcache_priv_overlap(array, 5, array + 4, 4) && pb_kvcache_priv_overlap(array + 4, 4, array, 5));
+
+    /* Workspaces: 4 bytes * n * (KV heads + 3 rows of scratch) + 64. Each step of that at its own edge. */
+    const float element = 1.0f;
+    pb_kvcache_attention attn = {.data = &element, .num_q_heads = SIZE_MAX, .num_kv_heads = SIZE_MAX, .window = 1, .n = 3};
+    const size_t edge = (SIZE_MAX / 4) / 3; /* 12 * edge is SIZE_MAX - 3 */
+    CHECK(edge * 12 == SIZE_MAX - 3);
+    const size_t refused[] = {SIZE_MAX, SIZE_MAX - 3, SIZE_MAX / 3 - 2, edge - 2, edge - 3, most / 12 - 3};
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; ++i) {
+        CHECK(pb_kvcache_window_scores_workspace_size(&attn, 0, refused[i], &bytes) == PB_KVCACHE_ERROR_TOO_LARGE);
+    }
+    const size_t fits = (most - PB_KVCACHE_PRIV_ALIGNMENT) / 12 - 3;
+    CHECK(pb_kvcache_window_scores_workspace_size(&attn, 0, fits, &bytes) == PB_KVCACHE_OK
+          && bytes == (fits + 3) * 12 + PB_KVCACHE_PRIV_ALIGNMENT);
+
+    /* An average needs more: scores that just fit do not with it. */
+    pb_kvcache_select_params params = {PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_POOL_MAX, 1999, PB_KVCACHE_NAN_REFUSE};
+    attn.n = 1000;
+    const size_t heads = (most - PB_KVCACHE_PRIV_ALIGNMENT) / 4000 - 3;
+    bytes = 7;
+    CHECK(pb_kvcache_select_workspace_size(&attn, &params, 0, heads, &bytes) == PB_KVCACHE_OK
+          && bytes == (heads + 3) * 4000 + PB_KVCACHE_PRIV_ALIGNMENT);
+    params.pooling = PB_KVCACHE_POOL_AVERAGE;
+    bytes = 7;
+    CHECK(pb_kvcache_select_workspace_size(&attn, &params, 0, heads, &bytes) == PB_KVCACHE_ERROR_TOO_LARGE && bytes == 7);
+    CHECK(pb_kvcache_select_workspace_size(&attn, &params, 0, heads - 6, &bytes) == PB_KVCACHE_OK);
+    /* 999 scores and a reach of 998 to either side: 2 * 999 + 2 * 998 doubles, after 1000 pooled scores. */
+    CHECK(bytes == (heads - 6) * 4000 + PB_KVCACHE_PRIV_ALIGNMENT + 4000 + PB_KVCACHE_PRIV_ALIGNMENT + 3994 * 8);
+
+    /* The same sizes, refused before a tiny input is read. */
+    float score = 2.0f;
+    uint32_t index = 9;
+    const uint32_t count = 1;
+    CHECK(pb_kvcache_window_scores(&attn, PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, SIZE_MAX, &score, 4, &score,
+                                   1, 1)
+          == PB_KVCACHE_ERROR_TOO_LARGE);
+    CHECK(pb_kvcache_select_top(&score, most, 3, 1, (const uint32_t[]){1, 1, 1}, PB_KVCACHE_NAN_REFUSE, &index, 1, 1)
+          == PB_KVCACHE_ERROR_TOO_LARGE);
+    CHECK(pb_kvcache_select_top(&score, 1, 1, SIZE_MAX, &count, PB_KVCACHE_NAN_REFUSE, &index, 1, 1)
+          == PB_KVCACHE_ERROR_TOO_LARGE);
+    CHECK(pb_kvcache_pool_scores(&score, SIZE_MAX, 3, 1, PB_KVCACHE_POOL_MAX, 1, PB_KVCACHE_NAN_REFUSE, NULL, 0, &score, 1,
+                                 1)
+          == PB_KVCACHE_ERROR_TOO_LARGE);
+    CHECK(score == 2.0f && index == 9);
 }
 
 /* ---- The public functions ---- */
@@ -464,7 +602,12 @@ static void test_refusals(void)
     CHECK(SELECT(budgets, 0, 3, workspace, most, (uint32_t *)(void *)p.logits, 50, 150) == PB_KVCACHE_ERROR_OVERLAP);
     CHECK(SELECT(budgets, 0, 3, workspace, most, (uint32_t *)(void *)workspace, 50, 150) == PB_KVCACHE_ERROR_OVERLAP);
     CHECK(SELECT(budgets, 0, 3, p.logits, most, indices, 50, 150) == PB_KVCACHE_ERROR_OVERLAP);
-    CHECK(SELECT(indices, 0, 3, workspace, most, indices, 50, 150) != PB_KVCACHE_OK);
+    memcpy(indices, budgets, sizeof budgets);
+    CHECK(SELECT(indices, 0, 3, workspace, most, indices, 50, 150) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(memcmp(indices, budgets, sizeof budgets) == 0);
+    memset(indices, 0xAB, sizeof budgets);
+    memcpy(workspace, budgets, sizeof budgets);
+    CHECK(SELECT((uint32_t *)(void *)workspace, 0, 3, workspace, most, indices, 50, 150) == PB_KVCACHE_ERROR_OVERLAP);
     budgets[1] = WINDOW - 1;
     CHECK(SELECT(budgets, 0, 3, workspace, most, indices, 50, 150) == PB_KVCACHE_ERROR_BUDGET_WINDOW);
     budgets[1] = 50;
@@ -523,6 +666,11 @@ static void test_refusals(void)
           == PB_KVCACHE_ERROR_OVERLAP);
     CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, 3, p.logits, most, scores, SCORED, all)
           == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, 3, workspace, most, (float *)pb_kvcache_priv_align(workspace),
+                 SCORED, all)
+          == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 3, 4, workspace, most, scores, SCORED, all)
+          == PB_KVCACHE_ERROR_HEAD_RANGE);
     CHECK(pb_kvcache_window_scores_workspace_size(&p.attn, 0, 1, NULL) == PB_KVCACHE_ERROR_NULL);
     CHECK(pb_kvcache_window_scores_workspace_size(NULL, 0, 1, &size) == PB_KVCACHE_ERROR_NULL);
     CHECK(pb_kvcache_window_scores_workspace_size(&p.attn, 3, 4, &size) == PB_KVCACHE_ERROR_HEAD_RANGE);
@@ -550,6 +698,7 @@ static void test_refusals(void)
     CHECK(POOL(row, 1, 3, PB_KVCACHE_POOL_AVERAGE, 3, refuse, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_WORKSPACE);
     CHECK(POOL(row, 1, 3, PB_KVCACHE_POOL_AVERAGE, 3, refuse, workspace, 8, pooled, 3, 6)
           == PB_KVCACHE_ERROR_WORKSPACE);
+    CHECK(POOL(row, 1, 3, PB_KVCACHE_POOL_AVERAGE, 3, refuse, NULL, most, pooled, 3, 6) == PB_KVCACHE_ERROR_WORKSPACE);
     CHECK(POOL(row, 1, 3, max, 3, refuse, NULL, 0, pooled, 3, 2) == PB_KVCACHE_ERROR_CAPACITY);
     CHECK(POOL(row, 2, 3, max, 3, PB_KVCACHE_NAN_LOWEST, NULL, 0, pooled, 2, 6) == PB_KVCACHE_ERROR_STRIDE);
     CHECK(POOL(pooled, 2, 3, max, 3, refuse, NULL, 0, pooled + 3, 3, 3) == PB_KVCACHE_ERROR_CAPACITY);
@@ -559,7 +708,12 @@ static void test_refusals(void)
           == PB_KVCACHE_ERROR_TOO_LARGE);
     CHECK(pb_kvcache_pool_scores_workspace_size(9, PB_KVCACHE_POOL_AVERAGE, 3, NULL) == PB_KVCACHE_ERROR_NULL);
     CHECK(pooled[0] == 9 && pooled[5] == 9);
+    /* Rows without scores: nothing is needed and nothing is written, whatever the pooling. */
     CHECK(pb_kvcache_pool_scores(row, 3, 2, 0, max, 3, refuse, NULL, 0, pooled, 0, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_pool_scores_workspace_size(0, PB_KVCACHE_POOL_AVERAGE, 3, &size) == PB_KVCACHE_OK && size == 0);
+    CHECK(pb_kvcache_pool_scores(row, 3, 2, 0, PB_KVCACHE_POOL_AVERAGE, 3, refuse, NULL, 0, pooled, 0, 0)
+          == PB_KVCACHE_OK);
+    CHECK(pooled[0] == 9 && pooled[5] == 9);
 
 #define TOP(scores, heads, n, counts, nan, indices, stride, capacity)                                                 \
     pb_kvcache_select_top(scores, 3, heads, n, counts, nan, indices, stride, capacity)
@@ -572,11 +726,14 @@ static void test_refusals(void)
     CHECK(TOP(row, 1, 3, counts, refuse, chosen, 2, 1) == PB_KVCACHE_ERROR_CAPACITY);
     CHECK(TOP(row, 2, 3, counts, PB_KVCACHE_NAN_LOWEST, chosen, 1, 4) == PB_KVCACHE_ERROR_STRIDE);
     CHECK(TOP(row, 1, 3, counts, refuse, counts, 2, 2) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(TOP(pooled, 1, 3, counts, refuse, (uint32_t *)(void *)(pooled + 2), 2, 2) == PB_KVCACHE_ERROR_OVERLAP);
     CHECK(TOP((const float *)(const void *)((const char *)row + 1), 1, 3, counts, refuse, chosen, 2, 2)
           == PB_KVCACHE_ERROR_ALIGNMENT);
     CHECK(chosen[0] == 9 && counts[0] == 2);
     CHECK(TOP(row, 2, 3, counts, PB_KVCACHE_NAN_LOWEST, chosen, 2, 4) == PB_KVCACHE_OK);
     CHECK(chosen[0] == 1 && chosen[1] == 2 && chosen[2] == 1 && chosen[3] == 2 && chosen[4] == 9);
+    counts[0] = 0; /* and none is chosen from no scores */
+    CHECK(TOP(row, 1, 0, counts, refuse, chosen + 4, 0, 0) == PB_KVCACHE_OK && chosen[4] == 9);
 
     free(workspace);
     free(scores);
@@ -604,6 +761,14 @@ static void test_absent_scores(void)
     CHECK(pb_kvcache_pool_scores(row, 8, 1, 8, PB_KVCACHE_POOL_MAX, 5, PB_KVCACHE_NAN_LOWEST, NULL, 0, pooled, 8, 8)
           == PB_KVCACHE_OK);
     CHECK(memcmp(pooled, wide_maximum, sizeof pooled) == 0);
+    /* A single score has no neighbours, however wide the kernel. */
+    for (int pooling = 0; pooling < 2; ++pooling) {
+        pooled[0] = 0.0f;
+        CHECK(pb_kvcache_pool_scores(row + 1, 1, 1, 1, (pb_kvcache_pooling)pooling, SIZE_MAX, PB_KVCACHE_NAN_REFUSE,
+                                     workspace, 512, pooled, 1, 1)
+                  == PB_KVCACHE_OK
+              && pooled[0] == 4.0f);
+    }
     CHECK(pb_kvcache_pool_scores(row, 0, 0, 8, PB_KVCACHE_POOL_MAX, 5, PB_KVCACHE_NAN_REFUSE, NULL, 0, pooled, 8, 8)
           == PB_KVCACHE_OK);
     CHECK(pb_kvcache_pool_scores(row + 1, 8, 1, 1, PB_KVCACHE_POOL_AVERAGE, 5, PB_KVCACHE_NAN_REFUSE, workspace, 512,
@@ -642,6 +807,25 @@ static void test_lowest(void)
     CHECK(all[2 * N] == 0 && all[3 * N - 1] == N - 1);
     free(workspace);
     free(p.logits);
+}
+
+/* Under the maximum over a group, too, one query head's NaN makes a position the lowest, whatever the others say. */
+static void test_lowest_of_a_group(void)
+{
+    enum { HEADS = 3, COLUMNS = 5, BEFORE = COLUMNS - 1 };
+    const float best[BEFORE] = {0.3f, -HUGE_VALF, 0.4f, 0.1f};
+    float scores[BEFORE];
+    unsigned char workspace[256];
+    for (size_t bad = 0; bad < HEADS; ++bad) { /* the first of the group, one between, the last */
+        float rows[HEADS][COLUMNS] = {{0.1f, 0.2f, 0.4f, 0.0f, 0.3f}, {0.3f, 0.2f, 0.1f, 0.1f, 0.3f}, {0.2f, 0.2f, 0.0f, 0.0f, 0.6f}};
+        rows[bad][1] = NAN;
+        const pb_kvcache_attention attn = {.data = rows, .num_q_heads = HEADS, .num_kv_heads = 1, .window = 1,
+                                           .n = COLUMNS, .head_stride = COLUMNS, .row_stride = COLUMNS};
+        CHECK(pb_kvcache_window_scores(&attn, PB_KVCACHE_REDUCE_MAX, PB_KVCACHE_NAN_LOWEST, 0, 1, workspace,
+                                       sizeof workspace, scores, BEFORE, BEFORE)
+              == PB_KVCACHE_OK);
+        CHECK(memcmp(scores, best, sizeof best) == 0);
+    }
 }
 
 static void test_compact(void)
@@ -703,6 +887,16 @@ static void test_compact(void)
     REFUSED(bad.head_stride = ROWS * BYTES - 1, PB_KVCACHE_ERROR_STRIDE);
     REFUSED(bad.head_stride = PTRDIFF_MAX, PB_KVCACHE_ERROR_TOO_LARGE);
     REFUSED(bad.row_bytes = SIZE_MAX, PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED(bad.row_bytes = PTRDIFF_MAX, PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED((bad.num_heads = 4, bad.head_stride = PTRDIFF_MAX), PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED((bad.num_heads = SIZE_MAX, bad.head_stride = -1), PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED((bad.n = UINT32_MAX, bad.row_stride = PTRDIFF_MAX), PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED((bad.n = UINT32_MAX, bad.row_stride = -PTRDIFF_MAX), PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED((bad.num_heads = 5, bad.head_stride = PTRDIFF_MAX / 2 + 1), PB_KVCACHE_ERROR_TOO_LARGE); /* wraps to 0 */
+    REFUSED((bad.n = 5, bad.row_stride = PTRDIFF_MAX / 2 + 1), PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED((bad.n = 1, bad.row_bytes = SIZE_MAX), PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED((bad.n = 3, bad.row_stride = PTRDIFF_MAX), PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED((bad.n = 2, bad.row_stride = PTRDIFF_MAX, bad.head_stride = PTRDIFF_MAX / 2), PB_KVCACHE_ERROR_TOO_LARGE);
     REFUSED(bad.n = 2, PB_KVCACHE_ERROR_INDEX);
     REFUSED(bad.n = 1, PB_KVCACHE_ERROR_INDEX);
     REFUSED(indices[2 * ROWS + 1] = 1, PB_KVCACHE_ERROR_INDEX);
@@ -730,12 +924,50 @@ static void test_compact(void)
     indices[1] = 2;
     pb_kvcache_rows over = {indices, 1, 4, 4, 16, 4};
     CHECK(pb_kvcache_compact(&over, 0, 1, indices + 2, 1, counts) == PB_KVCACHE_ERROR_OVERLAP);
-    over.data = counts;
+    over = (pb_kvcache_rows){counts, 1, HEADS, sizeof *counts, 0, sizeof *counts}; /* all of counts and no more */
     CHECK(pb_kvcache_compact(&over, 0, 1, indices, 1, counts) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(counts[0] == 2 && indices[0] == 1);
     CHECK(memcmp(before, data, sizeof data) == 0);
     counts[0] = 0;
     CHECK(pb_kvcache_compact(&rows, 0, 1, indices, ROWS, counts) == PB_KVCACHE_OK);
     CHECK(pb_kvcache_compact(&rows, 1, 1, indices, ROWS, counts) == PB_KVCACHE_OK);
+    /* Nothing there is nothing to move: no heads, and no rows. */
+    bad = rows;
+    bad.num_heads = 0;
+    CHECK(pb_kvcache_compact(&bad, 0, 0, indices, ROWS, counts) == PB_KVCACHE_OK);
+    bad = rows;
+    bad.n = 0;
+    counts[0] = counts[1] = counts[2] = 0;
+    CHECK(pb_kvcache_compact(&bad, 0, HEADS, indices, ROWS, counts) == PB_KVCACHE_OK);
+    counts[1] = 1;
+    CHECK(pb_kvcache_compact(&bad, 0, HEADS, indices, ROWS, counts) == PB_KVCACHE_ERROR_INDEX);
+    CHECK(memcmp(before, data, sizeof data) == 0);
+}
+
+/* Rows of any length move as a gather would put them, from one byte to more than is fetched ahead. */
+static void test_compact_lengths(void)
+{
+    enum { ROWS = 40, MOST = 1100 };
+    static unsigned char data[ROWS * MOST], before[ROWS * MOST];
+    uint32_t indices[ROWS];
+    for (size_t bytes = 1; bytes <= MOST; bytes += bytes < 3 || bytes >= 1020 ? 1 : 113) {
+        const pb_kvcache_rows rows = {data, 1, ROWS, bytes, 0, (ptrdiff_t)bytes};
+        uint32_t count = 0;
+        for (size_t i = 0; i < ROWS * bytes; ++i) {
+            before[i] = data[i] = (unsigned char)draw();
+        }
+        for (uint32_t i = 0; i < ROWS; ++i) {
+            if (draw() % 3u != 0) {
+                indices[count++] = i;
+            }
+        }
+        CHECK(pb_kvcache_compact(&rows, 0, 1, indices, 0, &count) == PB_KVCACHE_OK);
+        bool good = true;
+        for (size_t i = 0; i < count; ++i) {
+            good = good && memcmp(data + i * bytes, before + indices[i] * bytes, bytes) == 0;
+        }
+        CHECK(good);
+    }
 }
 
 static void test_statuses(void)
@@ -755,11 +987,15 @@ int main(void)
     test_copies();
     test_negative_copies_on_portable();
     test_choice();
+    test_choice_that_misleads();
+    test_sizes();
     test_bits();
     test_shards();
     test_refusals();
     test_absent_scores();
     test_lowest();
+    test_lowest_of_a_group();
     test_compact();
+    test_compact_lengths();
     return END();
 }

@@ -72,6 +72,14 @@ static void test_null(void)
     CHECK(buffer[0] == 0 && buffer[1] == 77);
     /* Nothing to drop needs no victims. */
     CHECK(pb_kvcache_stack_evict(stack, NULL, 0, offsets, 4) == PB_KVCACHE_OK && offsets[3] == 0);
+    /* A layer that keeps nothing has no part in what is kept; where none does, no positions are needed. */
+    CHECK(pb_kvcache_stack_seed(stack, 1, NULL, 0, NULL, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_stack_kept(stack, buffer, 8, offsets, 4) == PB_KVCACHE_OK);
+    CHECK(offsets[1] == 3 && offsets[2] == 3 && offsets[3] == 5 && buffer[3] == 1 && buffer[4] == 2);
+    CHECK(pb_kvcache_stack_seed(stack, 0, NULL, 0, NULL, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_stack_seed(stack, 2, NULL, 0, NULL, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_stack_resident(stack) == 0);
+    CHECK(pb_kvcache_stack_kept(stack, NULL, 0, offsets, 4) == PB_KVCACHE_OK && offsets[0] == 0 && offsets[3] == 0);
     pb_kvcache_stack_destroy(stack);
 }
 
@@ -135,6 +143,12 @@ static void test_sizes(void)
     const pb_kvcache_stack_params one = {1, 1u << 25, 1, 0, 3, 1};
     CHECK(pb_kvcache_stack_check(&one, NULL, NULL) == PB_KVCACHE_OK);
     CHECK(pb_kvcache_stack_check(&four, NULL, NULL) == want);
+
+    /* Layers of 2^61 bytes fit 64 bits alone; three do together, four do not. Where one does not, it is the first. */
+    pb_kvcache_stack_params huge = {3, 1u << 30, 1, 0, 1u << 29, 1};
+    CHECK(pb_kvcache_stack_check(&huge, NULL, NULL) == want);
+    huge.num_layers = 4;
+    CHECK(pb_kvcache_stack_check(&huge, NULL, &layer) == PB_KVCACHE_ERROR_TOO_LARGE && layer == 0);
 
     pb_kvcache_stack *stack = pb_kvcache_stack_create(&most, NULL, NULL);
     CHECK(stack != NULL && pb_kvcache_stack_resident(stack) == 65536);
