@@ -6,6 +6,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const struct {
@@ -31,6 +32,36 @@ bool vectors_fail(const char *format, ...)
     vsnprintf(why, sizeof why, format, arguments);
     va_end(arguments);
     return false;
+}
+
+void *vectors_alloc(size_t count, size_t size)
+{
+    void *memory = count <= SIZE_MAX / size ? malloc(count > 0 ? count * size : 1) : NULL;
+    if (memory == NULL) {
+        fprintf(stderr, "vectors: no memory for %zu elements of %zu bytes\n", count, size);
+        exit(2);
+    }
+    return memory;
+}
+
+float *vectors_rows(const json *rows, size_t width)
+{
+    float *all = vectors_alloc(rows->length * width, sizeof *all);
+    size_t at = 0;
+    for (const json *row = rows->child; row != NULL; row = row->next, at += width) {
+        size_t count;
+        float *one = json_floats(row, &count);
+        if (count == width) {
+            memcpy(all + at, one, width * sizeof *all);
+        }
+        free(one);
+        if (count != width) {
+            free(all);
+            vectors_fail("a row of %zu, not of %zu", count, width);
+            return NULL;
+        }
+    }
+    return all;
 }
 
 pb_kvcache_status vectors_status(const json *name)

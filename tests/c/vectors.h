@@ -22,6 +22,12 @@ vectors_run vectors_compact;
 /* Say why the case failed; false, so that a runner can return it. */
 bool vectors_fail(const char *format, ...);
 
+/* Memory for `count` elements of `size` > 0 bytes, never NULL: where there is none the program ends with a message. */
+void *vectors_alloc(size_t count, size_t size);
+
+/* The rows of a JSON array one after the other, each `width` floats; NULL, and why, where a row has another length. */
+float *vectors_rows(const json *rows, size_t width);
+
 /* The status that a case names by its constant's end in lower case ("recent_window"); "ok" where there is none. */
 pb_kvcache_status vectors_status(const json *name);
 

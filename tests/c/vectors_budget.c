@@ -24,7 +24,7 @@ bool vectors_pyramid_budget(const json *test)
         return vectors_fail("share %" PRIu32 ", expected %" PRIu32, share, want);
     }
     if (ok && num_layers <= 4096) { /* the call for all layers answers the same, or that a shallower layer is too large */
-        uint32_t *shares = malloc(num_layers * sizeof *shares);
+        uint32_t *shares = vectors_alloc(num_layers, sizeof *shares);
         const pb_kvcache_status status = pb_kvcache_pyramid_budgets(budget, num_layers, ratio, shares, num_layers);
         const bool same = status == PB_KVCACHE_OK ? shares[layer] == want : status == PB_KVCACHE_ERROR_TOO_LARGE && layer > 0;
         free(shares);

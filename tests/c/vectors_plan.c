@@ -35,7 +35,7 @@ static double *weights_of(const json *array)
     if (json_is_null(array)) {
         return NULL;
     }
-    double *weights = malloc((array->length + 1) * sizeof *weights);
+    double *weights = vectors_alloc(array->length, sizeof *weights);
     size_t i = 0;
     for (const json *value = array->child; value != NULL; value = value->next) {
         weights[i++] = json_double(value);
@@ -64,7 +64,7 @@ bool vectors_plan(const json *test)
 
     const uint32_t untouched = 0xA5A5A5A5u;
     const json *want = json_get(test, "budgets");
-    uint32_t *budgets = malloc((num_layers + (size_t)1) * sizeof *budgets);
+    uint32_t *budgets = vectors_alloc(num_layers + (size_t)1, sizeof *budgets);
     for (uint32_t layer = 0; layer <= num_layers; ++layer) {
         budgets[layer] = untouched;
     }

@@ -82,7 +82,7 @@ static bool evict(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const json
     size_t want_count;
     uint32_t *want = json_u32s(json_need(call, "victims"), &want_count);
     const size_t count = pb_kvcache_evict_count(cache, budget);
-    uint32_t *victims = malloc((count + 1) * sizeof *victims);
+    uint32_t *victims = vectors_alloc(count + 1, sizeof *victims);
     bool good = count == 0 || vtable->evict(cache, budget, victims, count - 1) == 0; /* too small: nothing happens */
     const size_t got = vtable->evict(cache, budget, victims, count);
     good = good && got == count && same(victims, got, want, want_count);
@@ -99,7 +99,7 @@ static bool kept(const pb_kvcache *cache, const json *call)
     size_t want_count;
     uint32_t *want = json_u32s(json_need(call, "positions"), &want_count);
     const size_t count = pb_kvcache_kept_count(cache);
-    uint32_t *positions = malloc((count + 1) * sizeof *positions);
+    uint32_t *positions = vectors_alloc(count + 1, sizeof *positions);
     bool good = pb_kvcache_kept(cache, positions, count) == PB_KVCACHE_OK && same(positions, count, want, want_count);
     for (size_t i = 0; i < count; ++i) {
         good = good && pb_kvcache_contains(cache, positions[i]) == 1;
@@ -125,14 +125,10 @@ static bool seed(pb_kvcache *cache, const json *call)
     uint32_t *positions = json_u32s(json_need(call, "positions"), &count);
     const json *rows = json_get(call, "attn");
     const size_t row_count = json_is_null(rows) ? 0 : rows->length;
-    float *attn = json_is_null(rows) ? NULL : malloc((row_count * count + 1) * sizeof *attn);
-    size_t at = 0;
-    for (const json *row = attn == NULL ? NULL : rows->child; row != NULL; row = row->next) {
-        size_t width;
-        float *weights = json_floats(row, &width);
-        memcpy(attn + at, weights, width * sizeof *attn);
-        at += width;
-        free(weights);
+    float *attn = json_is_null(rows) ? NULL : vectors_rows(rows, count);
+    if (attn == NULL && row_count > 0) {
+        free(positions);
+        return false;
     }
     const pb_kvcache_status want = vectors_status(json_get(call, "status"));
     const pb_kvcache_status status = pb_kvcache_seed(cache, positions, count, attn, row_count);

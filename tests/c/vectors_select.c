@@ -14,13 +14,30 @@ static int choice(const json *test, const char *key, const char *const *names)
     return i;
 }
 
-/* The elements of attn, one after the other: floats, or the bits of 16-bit ones. */
+/* Has attn `window` rows of `n` for each head? */
+static bool is_box(const json *attn, size_t window, size_t n)
+{
+    bool good = true;
+    for (const json *head = attn->child; head != NULL; head = head->next) {
+        good = good && head->length == window;
+        for (const json *row = head->child; row != NULL; row = row->next) {
+            good = good && row->length == n;
+        }
+    }
+    return good;
+}
+
+/* The elements of attn, one after the other: floats, or the bits of 16-bit ones. NULL, and why, where it is no box. */
 static void *elements(const json *attn, bool wide, size_t *window, size_t *n)
 {
     const json *first = attn->child;
-    *window = first->length;
-    *n = first->child->length;
-    char *data = malloc(attn->length * *window * *n * sizeof(float));
+    *window = first != NULL ? first->length : 0;
+    *n = *window > 0 ? first->child->length : 0;
+    if (!is_box(attn, *window, *n)) {
+        vectors_fail("attn is ragged");
+        return NULL;
+    }
+    char *data = vectors_alloc(attn->length * *window * *n, sizeof(float));
     size_t at = 0;
     for (const json *head = first; head != NULL; head = head->next) {
         for (const json *row = head->child; row != NULL; row = row->next) {
@@ -44,10 +61,10 @@ static void *elements(const json *attn, bool wide, size_t *window, size_t *n)
 }
 
 /* Are the scores, to the bit, those of the case? */
-static bool same_scores(const json *test, const float *scores, size_t scored)
+static bool same_scores(const json *rows, const float *scores, size_t heads, size_t scored)
 {
-    bool good = true;
-    for (const json *row = json_need(test, "scores")->child; row != NULL; row = row->next, scores += scored) {
+    bool good = rows->length == heads;
+    for (const json *row = good ? rows->child : NULL; row != NULL; row = row->next, scores += scored) {
         size_t count;
         float *want = json_floats(row, &count);
         good = good && count == scored && memcmp(want, scores, scored * sizeof *want) == 0;
@@ -56,13 +73,13 @@ static bool same_scores(const json *test, const float *scores, size_t scored)
     return good;
 }
 
-static bool same_indices(const json *rows, const uint32_t *indices, size_t stride)
+static bool same_indices(const json *rows, const uint32_t *indices, size_t heads, size_t stride)
 {
-    bool good = true;
-    for (const json *row = rows->child; row != NULL; row = row->next, indices += stride) {
+    bool good = rows->length == heads;
+    for (const json *row = good ? rows->child : NULL; row != NULL; row = row->next, indices += stride) {
         size_t count;
         uint32_t *want = json_u32s(row, &count);
-        good = good && (count == 0 || memcmp(want, indices, count * sizeof *want) == 0);
+        good = good && count <= stride && (count == 0 || memcmp(want, indices, count * sizeof *want) == 0);
         good = good && (count == stride || indices[count] == UINT32_MAX); /* and no more than that was written */
         free(want);
     }
@@ -81,6 +98,9 @@ bool vectors_select(const json *test)
     const json *attn_json = json_need(test, "attn");
     const int dtype = choice(test, "dtype", dtypes);
     void *data = elements(attn_json, dtype == 0, &window, &n);
+    if (data == NULL) {
+        return false;
+    }
     uint32_t *budgets = json_u32s(json_need(test, "budgets"), &heads);
     const pb_kvcache_attention attn = {.data = data,
                                        .dtype = (pb_kvcache_dtype)dtype,
@@ -99,21 +119,21 @@ bool vectors_select(const json *test)
     const pb_kvcache_status want = vectors_status(json_get(test, "status"));
     const size_t scored = n > window ? n - window : 0;
     size_t size = 0;
-    uint32_t *indices = malloc(heads * n * sizeof *indices);
-    float *scores = malloc((heads * scored + 1) * sizeof *scores);
+    uint32_t *indices = vectors_alloc(heads * n, sizeof *indices);
+    float *scores = vectors_alloc(heads * scored, sizeof *scores);
     memset(indices, 0xFF, heads * n * sizeof *indices);
     pb_kvcache_status status = pb_kvcache_select_workspace_size(&attn, &params, 0, heads, &size);
-    void *workspace = malloc(size + 1);
+    void *workspace = vectors_alloc(size, 1);
     if (status == PB_KVCACHE_OK) {
         status = pb_kvcache_select(&attn, &params, budgets, 0, heads, workspace, size, indices, n, heads * n);
     }
     bool good = status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
     if (good && want == PB_KVCACHE_OK) {
-        good = same_indices(json_need(test, "kept"), indices, n) || vectors_fail("kept differs");
+        good = same_indices(json_need(test, "kept"), indices, heads, n) || vectors_fail("kept differs");
         status = pb_kvcache_window_scores(&attn, params.reduce, params.nan, 0, heads, workspace, size, scores, scored,
                                           heads * scored);
         good = good
-               && ((status == PB_KVCACHE_OK && same_scores(test, scores, scored))
+               && ((status == PB_KVCACHE_OK && same_scores(json_need(test, "scores"), scores, heads, scored))
                    || vectors_fail("scores differ, status %d", (int)status));
     }
     free(workspace);
@@ -130,24 +150,26 @@ bool vectors_compact(const json *test)
     const size_t n = json_u32(json_need(test, "n"));
     const size_t row = json_u32(json_need(test, "row_bytes"));
     const pb_kvcache_status want = vectors_status(json_get(test, "status"));
-    unsigned char *data = malloc(heads * n * row);
-    unsigned char *before = malloc(heads * n * row);
-    uint32_t *indices = malloc(heads * n * sizeof *indices);
-    uint32_t *counts = malloc(heads * sizeof *counts);
+    unsigned char *data = vectors_alloc(heads * n * row, 1);
+    unsigned char *before = vectors_alloc(heads * n * row, 1);
+    uint32_t *indices = vectors_alloc(heads * n, sizeof *indices);
+    uint32_t *counts = vectors_alloc(heads, sizeof *counts);
     for (size_t i = 0; i < heads * n * row; ++i) {
         before[i] = data[i] = (unsigned char)(31 * (i / (n * row)) + 7 * (i / row % n) + i % row);
     }
     size_t head = 0;
-    for (const json *kept = json_need(test, "indices")->child; kept != NULL; kept = kept->next, ++head) {
+    bool good = json_need(test, "indices")->length == heads || vectors_fail("not a list of indices for each head");
+    for (const json *kept = json_need(test, "indices")->child; good && kept != NULL; kept = kept->next, ++head) {
         size_t count;
         uint32_t *listed = json_u32s(kept, &count);
-        memcpy(indices + head * n, listed, count * sizeof *listed);
+        good = count <= n || vectors_fail("%zu indices of %zu rows", count, n);
+        memcpy(indices + head * n, listed, (good ? count : 0) * sizeof *listed);
         counts[head] = (uint32_t)count;
         free(listed);
     }
     const pb_kvcache_rows rows = {data, heads, n, row, (ptrdiff_t)(n * row), (ptrdiff_t)row};
-    const pb_kvcache_status status = pb_kvcache_compact(&rows, 0, heads, indices, n, counts);
-    bool good = status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
+    const pb_kvcache_status status = good ? pb_kvcache_compact(&rows, 0, heads, indices, n, counts) : want;
+    good = good && (status == want || vectors_fail("status %d, expected %d", (int)status, (int)want));
     if (good && want != PB_KVCACHE_OK) {
         good = memcmp(data, before, heads * n * row) == 0 || vectors_fail("refused, but moved");
     } else if (good) {
@@ -156,7 +178,7 @@ bool vectors_compact(const json *test)
             size_t to = at;
             for (const json *one = front->child; one != NULL; one = one->next) {
                 for (const json *byte = one->child; byte != NULL; byte = byte->next, ++to) {
-                    good = good && data[to] == json_u32(byte);
+                    good = good && to < at + n * row && at < heads * n * row && data[to] == json_u32(byte);
                 }
             }
         }

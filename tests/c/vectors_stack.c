@@ -15,22 +15,31 @@ static pb_kvcache_stack_params params_of(const json *test)
     };
 }
 
-/* The plan's budgets, or NULL for null. */
-static uint32_t *plan_of(const json *test)
+/* The plan's budgets, or NULL for null. false where it is not for this number of layers. */
+static bool plan_of(const json *test, uint32_t num_layers, uint32_t **budgets)
 {
-    size_t count;
+    size_t count = num_layers;
     const json *plan = json_get(test, "plan");
-    return json_is_null(plan) ? NULL : json_u32s(plan, &count);
+    *budgets = json_is_null(plan) ? NULL : json_u32s(plan, &count);
+    if (count != num_layers) {
+        free(*budgets);
+        return vectors_fail("a plan for %zu layers", count);
+    }
+    return true;
 }
 
 static bool step(pb_kvcache_stack *stack, const json *call)
 {
     const json *rows = json_need(call, "attn");
     const uint32_t num_layers = pb_kvcache_stack_num_layers(stack);
-    float **attn = calloc(num_layers, sizeof *attn);
-    size_t *lengths = calloc(num_layers, sizeof *lengths);
-    uint32_t at = 0;
-    for (const json *row = json_is_null(rows) ? NULL : rows->child; row != NULL; row = row->next, ++at) {
+    if (!json_is_null(rows) && rows->length != num_layers) {
+        return vectors_fail("attention for %zu layers", rows->length);
+    }
+    float **attn = vectors_alloc(num_layers, sizeof *attn);
+    size_t *lengths = vectors_alloc(num_layers, sizeof *lengths);
+    const json *row = json_is_null(rows) ? NULL : rows->child;
+    for (uint32_t at = 0; at < num_layers; ++at, row = row == NULL ? NULL : row->next) {
+        lengths[at] = 0;
         attn[at] = json_is_null(row) ? NULL : json_floats(row, &lengths[at]);
     }
     const uint32_t pos = json_u32(json_need(call, "pos"));
@@ -50,9 +59,12 @@ static bool step(pb_kvcache_stack *stack, const json *call)
 }
 
 /* Do the layers' positions, laid out by offsets, equal an array of arrays? */
-static bool same(const uint32_t *positions, const size_t *offsets, const json *layers)
+static bool same(const uint32_t *positions, const size_t *offsets, size_t num_layers, const json *layers)
 {
     size_t at = 0;
+    if (layers->length != num_layers) {
+        return vectors_fail("positions for %zu layers", layers->length);
+    }
     for (const json *layer = layers->child; layer != NULL; layer = layer->next, ++at) {
         size_t count;
         uint32_t *want = json_u32s(layer, &count);
@@ -71,8 +83,8 @@ static bool evict(pb_kvcache_stack *stack, const json *call)
     const size_t ends = (size_t)pb_kvcache_stack_num_layers(stack) + 1;
     const size_t count = pb_kvcache_stack_evict_count(stack);
     const size_t resident = pb_kvcache_stack_resident(stack);
-    uint32_t *victims = malloc((count + 1) * sizeof *victims);
-    size_t *offsets = malloc(ends * sizeof *offsets);
+    uint32_t *victims = vectors_alloc(count + 1, sizeof *victims);
+    size_t *offsets = vectors_alloc(ends, sizeof *offsets);
     /* Too small: nothing happens. */
     bool good = count == 0
                 || pb_kvcache_stack_evict(stack, victims, count - 1, offsets, ends) == PB_KVCACHE_ERROR_CAPACITY;
@@ -80,7 +92,7 @@ static bool evict(pb_kvcache_stack *stack, const json *call)
     good = good && pb_kvcache_stack_resident(stack) == resident;
     good = good && pb_kvcache_stack_evict(stack, victims, count, offsets, ends) == PB_KVCACHE_OK;
     good = good && pb_kvcache_stack_resident(stack) == resident - count;
-    good = good && same(victims, offsets, json_need(call, "victims"));
+    good = good && same(victims, offsets, ends - 1, json_need(call, "victims"));
     free(victims);
     free(offsets);
     return good;
@@ -90,10 +102,10 @@ static bool kept(const pb_kvcache_stack *stack, const json *call)
 {
     const size_t ends = (size_t)pb_kvcache_stack_num_layers(stack) + 1;
     const size_t count = pb_kvcache_stack_resident(stack);
-    uint32_t *positions = malloc((count + 1) * sizeof *positions);
-    size_t *offsets = malloc(ends * sizeof *offsets);
+    uint32_t *positions = vectors_alloc(count + 1, sizeof *positions);
+    size_t *offsets = vectors_alloc(ends, sizeof *offsets);
     const bool good = pb_kvcache_stack_kept(stack, positions, count, offsets, ends) == PB_KVCACHE_OK
-                      && offsets[ends - 1] == count && same(positions, offsets, json_need(call, "positions"));
+                      && offsets[ends - 1] == count && same(positions, offsets, ends - 1, json_need(call, "positions"));
     free(positions);
     free(offsets);
     return good;
@@ -105,14 +117,10 @@ static bool seed(pb_kvcache_stack *stack, const json *call)
     uint32_t *positions = json_u32s(json_need(call, "positions"), &count);
     const json *rows = json_get(call, "attn");
     const size_t row_count = json_is_null(rows) ? 0 : rows->length;
-    float *attn = json_is_null(rows) ? NULL : malloc((row_count * count + 1) * sizeof *attn);
-    size_t at = 0;
-    for (const json *row = attn == NULL ? NULL : rows->child; row != NULL; row = row->next) {
-        size_t width;
-        float *weights = json_floats(row, &width);
-        memcpy(attn + at, weights, width * sizeof *attn);
-        at += width;
-        free(weights);
+    float *attn = json_is_null(rows) ? NULL : vectors_rows(rows, count);
+    if (attn == NULL && row_count > 0) {
+        free(positions);
+        return false;
     }
     const uint32_t layer = json_u32(json_need(call, "layer"));
     const pb_kvcache_status want = vectors_status(json_get(call, "status"));
@@ -160,17 +168,21 @@ static bool run_call(pb_kvcache_stack *stack, const json *call)
 bool vectors_stack(const json *test)
 {
     const pb_kvcache_stack_params params = params_of(test);
-    uint32_t *plan = plan_of(test);
+    uint32_t *plan;
+    if (!plan_of(test, params.num_layers, &plan)) {
+        return false;
+    }
     pb_kvcache_stack *stack = pb_kvcache_stack_create(&params, plan, NULL);
     free(plan);
     if (stack == NULL) {
         return vectors_fail("creation refused");
     }
     size_t count;
+    size_t also;
     uint32_t *want = json_u32s(json_need(test, "budgets"), &count);
-    uint32_t *capacities = json_u32s(json_need(test, "capacities"), &count);
-    uint32_t *budgets = malloc((count + 1) * sizeof *budgets);
-    bool good = count == params.num_layers && pb_kvcache_stack_budgets(stack, budgets, count) == PB_KVCACHE_OK
+    uint32_t *capacities = json_u32s(json_need(test, "capacities"), &also);
+    uint32_t *budgets = vectors_alloc(count, sizeof *budgets);
+    bool good = count == params.num_layers && also == count && pb_kvcache_stack_budgets(stack, budgets, count) == PB_KVCACHE_OK
                 && memcmp(want, budgets, count * sizeof *want) == 0;
     for (uint32_t layer = 0; good && layer < count; ++layer) {
         good = pb_kvcache_capacity(pb_kvcache_stack_layer(stack, layer)) == capacities[layer];
@@ -191,7 +203,10 @@ bool vectors_stack(const json *test)
 bool vectors_stack_refusal(const json *test)
 {
     const pb_kvcache_stack_params params = params_of(test);
-    uint32_t *plan = plan_of(test);
+    uint32_t *plan;
+    if (!plan_of(test, params.num_layers, &plan)) {
+        return false;
+    }
     uint32_t layer = UINT32_MAX;
     const pb_kvcache_status want = vectors_status(json_need(test, "status"));
     const pb_kvcache_status status = pb_kvcache_stack_check(&params, plan, &layer);
