@@ -438,9 +438,13 @@ class _TotalError(ValueError):
     """A total that is out of range: told apart so that whoever computed it can say it in the caller's terms."""
 
     def __init__(self, total: int, rule: str, limit: int) -> None:
-        super().__init__(f"total = {total}: {rule}")
+        super().__init__(total, rule, limit)  # all of them, or it could not be pickled on its way out of a worker
+        self.total = total
         self.rule = rule
         self.limit = limit
+
+    def __str__(self) -> str:
+        return f"total = {self.total}: {self.rule}"
 
 
 def plan(

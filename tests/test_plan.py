@@ -625,6 +625,12 @@ def test_any_total_above_the_maximums_gives_the_maximums() -> None:
         plan(3, total=2**64 + 1, maximum=17, multiple_of=16)
 
 
+def test_a_refusal_survives_the_way_out_of_a_worker_process() -> None:
+    with pytest.raises(ValueError, match="sum of the 4 minimums") as refusal:
+        plan(4, 10, minimum=20)
+    assert str(pickle.loads(pickle.dumps(refusal.value))) == str(refusal.value)
+
+
 def test_copies_and_pickles_of_a_plan_are_as_read_only_as_the_plan() -> None:
     p = plan(3, 10, weights=[4, 2.5, 1], maximum=[30, 20, 10])
     for twin in (copy.copy(p), copy.deepcopy(p), pickle.loads(pickle.dumps(p))):
