@@ -123,7 +123,7 @@ def main() -> None:
         print(json.dumps(rows))
         return
     versions = f"python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
-    print(f"{args.prompts} prompts of {args.tokens} tokens, {args.answer} answer tokens each; {versions}")
+    print(f"prompts: {args.prompts}, of {args.tokens} tokens, {args.answer} answer tokens each; {versions}")
     print(
         "budget  shape     kept first..last layer  MB held  MB full  KL mean  KL median  KL max  same token\n"
         "                                                            (nats, from the full cache)"
