@@ -16,7 +16,6 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from ._checks import UINT32_MAX, integer, plain_array, shown, uint32_array
 from ._errors import status_text
 from ._native import ffi, lib
 from ._tensor import View, give, is_torch, on_other_device
+from ._threads import in_threads
 
 _OK: int = lib.PB_KVCACHE_OK
 
@@ -201,19 +201,16 @@ class _Part:
 
 def _run(jobs: list[tuple[_Part, Callable[[], int]]], threads: int) -> None:
     """Run the jobs on up to `threads` threads; raise for the first, in their order, that is refused."""
-    if threads == 1 or len(jobs) <= 1:
-        statuses = [job() for _, job in jobs]
-    else:
-        with ThreadPoolExecutor(min(threads, len(jobs))) as pool:
-            statuses = list(pool.map(lambda job: job[1](), jobs))
+    statuses = in_threads([job for _, job in jobs], threads)
     for status, (part, _) in zip(statuses, jobs, strict=True):
         if status != _OK:
             raise part.refusal(status)
 
 
 def _shards(heads: int, sequences: int, threads: int) -> list[tuple[int, int]]:
-    """Return ranges of heads, of each of so many sequences, that give every thread work."""
-    parts = min(heads, max(1, -(-threads // max(1, sequences))))
+    """Return ranges of heads, of each of so many sequences: about four for each thread, so that all end together."""
+    wanted = 1 if threads == 1 else 4 * threads
+    parts = min(heads, max(1, -(-wanted // max(1, sequences))))
     return [(heads * part // parts, heads * (part + 1) // parts) for part in range(parts)]
 
 
@@ -660,11 +657,7 @@ def scores_from_qk(
                 raise ValueError(f"q and k: in the products of {where}KV head {index % kv_heads}, {error}") from None
 
     parts = [range(start, len(pairs), threads) for start in range(min(threads, len(pairs)))]
-    if len(parts) == 1:
-        score(parts[0])
-    else:
-        with ThreadPoolExecutor(len(parts)) as pool:
-            list(pool.map(score, parts))
+    in_threads([functools.partial(score, part) for part in parts], threads)
     scores = sys.modules["torch"].cat(rows) if is_torch(q) else np.concatenate(rows)
     return scores.reshape(*q.shape[:-3], kv_heads, n - window)
 
@@ -777,12 +770,7 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
         )
         for first, end in _shards(shape[-3], len(sequences), threads):
             jobs.append(_compact_job(struct, first, end, rows, counts))
-    if threads == 1 or len(jobs) <= 1:
-        for job in jobs:
-            job()
-    else:
-        with ThreadPoolExecutor(min(threads, len(jobs))) as pool:
-            list(pool.map(lambda job: job(), jobs))
+    in_threads(jobs, threads)
     fronts = [_front(kv[sequence] if batched else kv, counts) for sequence, (_, counts) in enumerate(sequences)]
     if not batched:
         return fronts[0]
