@@ -183,3 +183,9 @@ def test_what_is_written_in_vain_is_raised_where_it_is_written(monkeypatch: pyte
     monkeypatch.setattr(sys, "stdout", Full())
     with pytest.raises(OSError, match="full"), _output.complete():
         print("lost")
+
+
+def test_a_file_that_is_not_there_is_named_without_a_number(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.npz")
+    assert cli.main(["bench", "--trace", missing]) == 2
+    assert capsys.readouterr().err == f"pb-kvcache: {missing}: No such file or directory\n"

@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         message = " ".join(str(error).splitlines()) or type(error).__name__
+        if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+            message = f"{error.filename}: {error.strerror}"  # without Python's [Errno 2]
         if sys.stderr is not None:  # print() would take standard output for it
             print(f"pb-kvcache: {message}", file=sys.stderr)
         return 2
