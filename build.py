@@ -37,7 +37,16 @@ def declarations() -> str:
         text = (ROOT / INCLUDE / name).read_text(encoding="utf-8")
         regions += re.findall(r"/\* cdef: begin \*/(.*?)/\* cdef: end \*/", text, re.DOTALL)
     text = re.sub(r"/\*.*?\*/", "", "\n".join(regions), flags=re.DOTALL)
+    text = re.sub(r"^PB_KVCACHE_POLICY\((\w+)\)", lambda use: _policy_declarations(use[1]), text, flags=re.MULTILINE)
     return text.replace("PB_KVCACHE_API ", "")
+
+
+def _policy_declarations(policy: str) -> str:
+    """Return what the header's macro PB_KVCACHE_POLICY declares: cffi knows no macros with arguments."""
+    text = (ROOT / INCLUDE / "pb_kvcache" / "policy.h").read_text(encoding="utf-8")
+    body = re.search(r"#define PB_KVCACHE_POLICY\(name\)((?:.*\\\n)*.*\n)", text)
+    assert body, "policy.h defines PB_KVCACHE_POLICY(name)"
+    return re.sub(r"(?:##)?\bname\b(?:##)?", policy, body[1].replace("\\\n", "\n"))
 
 
 def version() -> str:

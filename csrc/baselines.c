@@ -1,3 +1,5 @@
+#include <string.h>
+
 #include "internal.h"
 #include "kernels.h"
 
@@ -91,9 +93,20 @@ static const pb_kvcache_priv_rules scissorhands_rules = {.observe = scissorhands
 
 /* ---- What they are made from. ---- */
 
-static pb_kvcache_status shape_from(const pb_kvcache_priv_rules *rules, uint32_t budget, uint32_t recent_window,
-                                    uint32_t sinks, pb_kvcache_priv_shape *shape)
+typedef struct baseline {
+    const pb_kvcache_priv_rules *rules;
+    enum { BUDGET_ALONE, RECENT_WINDOW, SINKS } second; /* what follows the budget in the params */
+    uint32_t defaults[2];
+} baseline;
+
+static pb_kvcache_status shape_of(const baseline *policy, const void *params, pb_kvcache_priv_shape *shape)
 {
+    uint32_t values[2] = {0, 0}; /* every params struct is one or two uint32_t */
+    memcpy(values, params == NULL ? policy->defaults : params,
+           (policy->second == BUDGET_ALONE ? 1 : 2) * sizeof values[0]);
+    const uint32_t budget = values[0];
+    const uint32_t recent_window = policy->second == RECENT_WINDOW ? values[1] : 0;
+    const uint32_t sinks = policy->second == SINKS ? values[1] : 0;
     if (budget == 0) {
         return PB_KVCACHE_ERROR_BUDGET;
     }
@@ -106,131 +119,39 @@ static pb_kvcache_status shape_from(const pb_kvcache_priv_rules *rules, uint32_t
     if (budget == UINT32_MAX) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
-    *shape = (pb_kvcache_priv_shape){.rules = rules,
+    *shape = (pb_kvcache_priv_shape){.rules = policy->rules,
                                      .effective = budget,
                                      .capacity = budget + 1,
                                      .recent_window = recent_window,
                                      .sinks = sinks,
-                                     .doubles = rules->score == NULL ? 0 : 1};
+                                     .doubles = policy->rules->score == NULL ? 0 : 1};
     return pb_kvcache_priv_set_bytes(shape);
 }
 
-static pb_kvcache_status sliding_window_shape(const pb_kvcache_sliding_window_params *params,
-                                              pb_kvcache_priv_shape *shape)
-{
-    static const pb_kvcache_sliding_window_params defaults = PB_KVCACHE_SLIDING_WINDOW_PARAMS_DEFAULT;
-    const pb_kvcache_sliding_window_params *p = params == NULL ? &defaults : params;
-    return shape_from(&oldest_rules, p->budget, 0, 0, shape);
-}
-
-static pb_kvcache_status streaming_llm_shape(const pb_kvcache_streaming_llm_params *params,
-                                             pb_kvcache_priv_shape *shape)
-{
-    static const pb_kvcache_streaming_llm_params defaults = PB_KVCACHE_STREAMING_LLM_PARAMS_DEFAULT;
-    const pb_kvcache_streaming_llm_params *p = params == NULL ? &defaults : params;
-    return shape_from(&oldest_rules, p->budget, 0, p->sinks, shape);
-}
-
-static pb_kvcache_status h2o_shape(const pb_kvcache_h2o_params *params, pb_kvcache_priv_shape *shape)
-{
-    static const pb_kvcache_h2o_params defaults = PB_KVCACHE_H2O_PARAMS_DEFAULT;
-    const pb_kvcache_h2o_params *p = params == NULL ? &defaults : params;
-    return shape_from(&h2o_rules, p->budget, p->recent_window, 0, shape);
-}
-
-static pb_kvcache_status tova_shape(const pb_kvcache_tova_params *params, pb_kvcache_priv_shape *shape)
-{
-    static const pb_kvcache_tova_params defaults = PB_KVCACHE_TOVA_PARAMS_DEFAULT;
-    const pb_kvcache_tova_params *p = params == NULL ? &defaults : params;
-    return shape_from(&tova_rules, p->budget, 0, 0, shape);
-}
-
-static pb_kvcache_status scissorhands_shape(const pb_kvcache_scissorhands_params *params, pb_kvcache_priv_shape *shape)
-{
-    static const pb_kvcache_scissorhands_params defaults = PB_KVCACHE_SCISSORHANDS_PARAMS_DEFAULT;
-    const pb_kvcache_scissorhands_params *p = params == NULL ? &defaults : params;
-    return shape_from(&scissorhands_rules, p->budget, p->recent_window, 0, shape);
-}
-
-pb_kvcache_status pb_kvcache_sliding_window_check(const pb_kvcache_sliding_window_params *params)
+static pb_kvcache *create(const baseline *policy, const void *params, const pb_allocator *allocator)
 {
     pb_kvcache_priv_shape shape;
-    return sliding_window_shape(params, &shape);
+    return shape_of(policy, params, &shape) == PB_KVCACHE_OK ? pb_kvcache_priv_new(&shape, allocator) : NULL;
 }
 
-pb_kvcache_status pb_kvcache_streaming_llm_check(const pb_kvcache_streaming_llm_params *params)
-{
-    pb_kvcache_priv_shape shape;
-    return streaming_llm_shape(params, &shape);
-}
+/* The public names of one baseline: its check and its vtable. */
+#define BASELINE(name, rules, second, ...)                                                                             \
+    static const baseline name = {rules, second, __VA_ARGS__};                                                         \
+    static pb_kvcache *name##_create(const void *params, const pb_allocator *allocator, pb_rng *rng)                   \
+    {                                                                                                                  \
+        (void)rng;                                                                                                     \
+        return create(&name, params, allocator);                                                                       \
+    }                                                                                                                  \
+    pb_kvcache_status pb_kvcache_##name##_check(const pb_kvcache_##name##_params *params)                              \
+    {                                                                                                                  \
+        pb_kvcache_priv_shape shape;                                                                                   \
+        return shape_of(&name, params, &shape);                                                                        \
+    }                                                                                                                  \
+    const pb_kvcache_vtable pb_kvcache_##name = {name##_create, pb_kvcache_priv_on_decode_step, pb_kvcache_priv_evict,   \
+                                                 pb_kvcache_priv_memory_bytes, pb_kvcache_priv_destroy}
 
-pb_kvcache_status pb_kvcache_h2o_check(const pb_kvcache_h2o_params *params)
-{
-    pb_kvcache_priv_shape shape;
-    return h2o_shape(params, &shape);
-}
-
-pb_kvcache_status pb_kvcache_tova_check(const pb_kvcache_tova_params *params)
-{
-    pb_kvcache_priv_shape shape;
-    return tova_shape(params, &shape);
-}
-
-pb_kvcache_status pb_kvcache_scissorhands_check(const pb_kvcache_scissorhands_params *params)
-{
-    pb_kvcache_priv_shape shape;
-    return scissorhands_shape(params, &shape);
-}
-
-static pb_kvcache *sliding_window_create(const void *params, const pb_allocator *allocator, pb_rng *rng)
-{
-    pb_kvcache_priv_shape shape;
-    (void)rng;
-    return sliding_window_shape(params, &shape) == PB_KVCACHE_OK ? pb_kvcache_priv_new(&shape, allocator) : NULL;
-}
-
-static pb_kvcache *streaming_llm_create(const void *params, const pb_allocator *allocator, pb_rng *rng)
-{
-    pb_kvcache_priv_shape shape;
-    (void)rng;
-    return streaming_llm_shape(params, &shape) == PB_KVCACHE_OK ? pb_kvcache_priv_new(&shape, allocator) : NULL;
-}
-
-static pb_kvcache *h2o_create(const void *params, const pb_allocator *allocator, pb_rng *rng)
-{
-    pb_kvcache_priv_shape shape;
-    (void)rng;
-    return h2o_shape(params, &shape) == PB_KVCACHE_OK ? pb_kvcache_priv_new(&shape, allocator) : NULL;
-}
-
-static pb_kvcache *tova_create(const void *params, const pb_allocator *allocator, pb_rng *rng)
-{
-    pb_kvcache_priv_shape shape;
-    (void)rng;
-    return tova_shape(params, &shape) == PB_KVCACHE_OK ? pb_kvcache_priv_new(&shape, allocator) : NULL;
-}
-
-static pb_kvcache *scissorhands_create(const void *params, const pb_allocator *allocator, pb_rng *rng)
-{
-    pb_kvcache_priv_shape shape;
-    (void)rng;
-    return scissorhands_shape(params, &shape) == PB_KVCACHE_OK ? pb_kvcache_priv_new(&shape, allocator) : NULL;
-}
-
-const pb_kvcache_vtable pb_kvcache_sliding_window
-    = {sliding_window_create, pb_kvcache_priv_on_decode_step, pb_kvcache_priv_evict, pb_kvcache_priv_memory_bytes,
-       pb_kvcache_priv_destroy};
-
-const pb_kvcache_vtable pb_kvcache_streaming_llm
-    = {streaming_llm_create, pb_kvcache_priv_on_decode_step, pb_kvcache_priv_evict, pb_kvcache_priv_memory_bytes,
-       pb_kvcache_priv_destroy};
-
-const pb_kvcache_vtable pb_kvcache_h2o = {h2o_create, pb_kvcache_priv_on_decode_step, pb_kvcache_priv_evict,
-                                          pb_kvcache_priv_memory_bytes, pb_kvcache_priv_destroy};
-
-const pb_kvcache_vtable pb_kvcache_tova = {tova_create, pb_kvcache_priv_on_decode_step, pb_kvcache_priv_evict,
-                                           pb_kvcache_priv_memory_bytes, pb_kvcache_priv_destroy};
-
-const pb_kvcache_vtable pb_kvcache_scissorhands
-    = {scissorhands_create, pb_kvcache_priv_on_decode_step, pb_kvcache_priv_evict, pb_kvcache_priv_memory_bytes,
-       pb_kvcache_priv_destroy};
+BASELINE(sliding_window, &oldest_rules, BUDGET_ALONE, PB_KVCACHE_SLIDING_WINDOW_PARAMS_DEFAULT);
+BASELINE(streaming_llm, &oldest_rules, SINKS, PB_KVCACHE_STREAMING_LLM_PARAMS_DEFAULT);
+BASELINE(h2o, &h2o_rules, RECENT_WINDOW, PB_KVCACHE_H2O_PARAMS_DEFAULT);
+BASELINE(tova, &tova_rules, BUDGET_ALONE, PB_KVCACHE_TOVA_PARAMS_DEFAULT);
+BASELINE(scissorhands, &scissorhands_rules, RECENT_WINDOW, PB_KVCACHE_SCISSORHANDS_PARAMS_DEFAULT);

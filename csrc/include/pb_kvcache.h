@@ -18,12 +18,18 @@
  *
  * Rules that hold everywhere:
  *
- *   - Outputs come last, after the inputs that they depend on, and every output array is followed by its capacity.
+ *   - Arguments come in this order: the object; inputs and options, an array followed by its stride and lengths; the
+ *     range of heads; the workspace and its size; last the outputs, an array followed by its stride and its capacity.
+ *     What is changed in place stands first, as an object does. Sizes and strides count elements, but for those whose
+ *     name or comment says bytes.
  *   - A call that answers an error has changed nothing: neither the object nor any output.
- *   - Memory is allocated by `create` functions alone, through the caller's allocator; nothing allocates later.
+ *   - A caller's array is read or written during the call only. Outputs overlap no input.
+ *   - Memory is allocated by `create` functions alone, through the caller's allocator. Nothing allocates later.
  *   - No threads are started, no globals written, nothing printed, no errno set. Objects that are not shared between
- *     threads need no lock; one object must not be used by two threads at once.
- *   - Same calls, same bits: on every compiler, optimisation level, instruction set and byte order.
+ *     threads need no lock. One object must not be used by two threads at once.
+ *   - Same calls, same bits: on every compiler, optimisation level, instruction set and byte order. In another
+ *     floating-point environment (flushed subnormals, another rounding mode) other positions may win, and nothing else
+ *     changes: every output is written, and positions are distinct, ascending and in range.
  *
  * Usable from C11 and C++.
  */

@@ -15,35 +15,29 @@ typedef struct policy {
     pb_kvcache_status (*check)(const uint32_t *params);
 } policy;
 
-/* A check function per policy that takes the row. */
-#define CHECK_OF(name)                                                                                                \
-    static pb_kvcache_status check_##name(const uint32_t *values)                                                     \
-    {                                                                                                                 \
-        pb_kvcache_##name##_params params;                                                                            \
-        memcpy(&params, values, sizeof params);                                                                       \
-        return pb_kvcache_##name##_check(&params);                                                                    \
+/* Every policy, and its parameters in the order of its struct. */
+#define POLICIES(POLICY)                                                                                               \
+    POLICY(snapkv, "budget", "recent_window", "obs_window", "pool_kernel")                                             \
+    POLICY(pyramidkv, "budget", "layer", "num_layers", "pyramid_ratio", "recent_window", "obs_window", "pool_kernel")  \
+    POLICY(sliding_window, "budget")                                                                                   \
+    POLICY(streaming_llm, "budget", "sinks")                                                                           \
+    POLICY(h2o, "budget", "recent_window")                                                                             \
+    POLICY(tova, "budget")                                                                                             \
+    POLICY(scissorhands, "budget", "recent_window")
+
+/* A check function that takes the row, and an entry of the table. */
+#define CHECK_OF(name, ...)                                                                                            \
+    static pb_kvcache_status check_##name(const uint32_t *values)                                                      \
+    {                                                                                                                  \
+        pb_kvcache_##name##_params params;                                                                             \
+        memcpy(&params, values, sizeof params);                                                                        \
+        return pb_kvcache_##name##_check(&params);                                                                     \
     }
+#define ENTRY_OF(name, ...) {#name, &pb_kvcache_##name, {__VA_ARGS__}, check_##name},
 
-CHECK_OF(snapkv)
-CHECK_OF(pyramidkv)
-CHECK_OF(sliding_window)
-CHECK_OF(streaming_llm)
-CHECK_OF(h2o)
-CHECK_OF(tova)
-CHECK_OF(scissorhands)
+POLICIES(CHECK_OF)
 
-static const policy policies[] = {
-    {"snapkv", &pb_kvcache_snapkv, {"budget", "recent_window", "obs_window", "pool_kernel"}, check_snapkv},
-    {"pyramidkv",
-     &pb_kvcache_pyramidkv,
-     {"budget", "layer", "num_layers", "pyramid_ratio", "recent_window", "obs_window", "pool_kernel"},
-     check_pyramidkv},
-    {"sliding_window", &pb_kvcache_sliding_window, {"budget"}, check_sliding_window},
-    {"streaming_llm", &pb_kvcache_streaming_llm, {"budget", "sinks"}, check_streaming_llm},
-    {"h2o", &pb_kvcache_h2o, {"budget", "recent_window"}, check_h2o},
-    {"tova", &pb_kvcache_tova, {"budget"}, check_tova},
-    {"scissorhands", &pb_kvcache_scissorhands, {"budget", "recent_window"}, check_scissorhands},
-};
+static const policy policies[] = {POLICIES(ENTRY_OF)};
 
 static const policy *find(const json *test, uint32_t *params)
 {

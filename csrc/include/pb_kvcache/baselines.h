@@ -7,8 +7,8 @@
  *   tova            the least attention in the latest observed step goes (arXiv 2401.06104)
  *   scissorhands    the fewest votes go; a vote is more than an even share of one step (arXiv 2305.17118)
  *
- * All evict to `budget` and hold at most budget + 1 positions. Ties: the lower position goes first. A call costs
- * O(kept); there is no history ring. Memory: 4 bytes a position, 12 where attention is remembered.
+ * All evict to `budget` and hold at most budget + 1 positions. On a tie the lower position goes first. A call costs
+ * O(kept), and there is no history ring. Memory: 4 bytes a position, 12 where attention is remembered.
  */
 #ifndef PB_KVCACHE_BASELINES_H
 #define PB_KVCACHE_BASELINES_H
@@ -25,21 +25,15 @@ typedef struct pb_kvcache_sliding_window_params {
     uint32_t budget; /* positions kept, > 0 */
 } pb_kvcache_sliding_window_params;
 
-PB_KVCACHE_API extern const pb_kvcache_vtable pb_kvcache_sliding_window;
-
-/* Why would creation refuse? As pb_kvcache_snapkv_check; NULL means the defaults. In this order: _BUDGET, _TOO_LARGE. */
-PB_KVCACHE_API pb_kvcache_status pb_kvcache_sliding_window_check(const pb_kvcache_sliding_window_params *params);
+PB_KVCACHE_POLICY(sliding_window) /* refused, in this order: _BUDGET, _TOO_LARGE */
 
 /* Drop the oldest, but never a position below `sinks`. Attention is checked and not used: no score. */
 typedef struct pb_kvcache_streaming_llm_params {
     uint32_t budget; /* positions kept, > 0 */
-    uint32_t sinks;  /* positions 0 .. sinks-1 are never dropped, < budget; 0 is a sliding window */
+    uint32_t sinks;  /* positions 0 .. sinks-1 are never dropped, < budget. 0 is a sliding window */
 } pb_kvcache_streaming_llm_params;
 
-PB_KVCACHE_API extern const pb_kvcache_vtable pb_kvcache_streaming_llm;
-
-/* Why would creation refuse? In this order: _BUDGET, _SINKS, _TOO_LARGE. */
-PB_KVCACHE_API pb_kvcache_status pb_kvcache_streaming_llm_check(const pb_kvcache_streaming_llm_params *params);
+PB_KVCACHE_POLICY(streaming_llm) /* refused, in this order: _BUDGET, _SINKS, _TOO_LARGE */
 
 /* Heavy hitters: drop the lowest sum, in double, of the attention received since the position joined: the score. */
 typedef struct pb_kvcache_h2o_params {
@@ -47,25 +41,19 @@ typedef struct pb_kvcache_h2o_params {
     uint32_t recent_window; /* newest positions, never dropped on score, < budget */
 } pb_kvcache_h2o_params;
 
-PB_KVCACHE_API extern const pb_kvcache_vtable pb_kvcache_h2o;
-
-/* Why would creation refuse? In this order: _BUDGET, _RECENT_WINDOW, _TOO_LARGE. */
-PB_KVCACHE_API pb_kvcache_status pb_kvcache_h2o_check(const pb_kvcache_h2o_params *params);
+PB_KVCACHE_POLICY(h2o) /* refused, in this order: _BUDGET, _RECENT_WINDOW, _TOO_LARGE */
 
 /*
- * Drop the lowest attention of the latest observed step: the score. A position that joined after that step (or that
- * was seeded without attention) has received none: it has no latest attention, scores 0 and is never dropped before
- * an observed step has weighed it, whatever the budget asked for. So `evict` drops at most the observed positions,
- * pb_kvcache_evict_count says how many, and a cache full of positions never observed stays full: it must be seeded.
+ * Drop the lowest attention of the latest observed step: the score. A position that joined after that step, or that was
+ * seeded without attention, has received none. It scores 0 and is never dropped before an observed step has weighed it,
+ * whatever the budget asked for. So `evict` drops at most the observed positions, and pb_kvcache_evict_count says how
+ * many. A cache full of positions never observed stays full until it is seeded or reset.
  */
 typedef struct pb_kvcache_tova_params {
     uint32_t budget; /* positions kept, > 0 */
 } pb_kvcache_tova_params;
 
-PB_KVCACHE_API extern const pb_kvcache_vtable pb_kvcache_tova;
-
-/* Why would creation refuse? In this order: _BUDGET, _TOO_LARGE. */
-PB_KVCACHE_API pb_kvcache_status pb_kvcache_tova_check(const pb_kvcache_tova_params *params);
+PB_KVCACHE_POLICY(tova) /* refused, in this order: _BUDGET, _TOO_LARGE */
 
 /*
  * Drop the fewest votes: the score. In one observed step each position whose weight is greater than 1.0 / attn_len,
@@ -76,10 +64,7 @@ typedef struct pb_kvcache_scissorhands_params {
     uint32_t recent_window; /* newest positions, never dropped on score, < budget */
 } pb_kvcache_scissorhands_params;
 
-PB_KVCACHE_API extern const pb_kvcache_vtable pb_kvcache_scissorhands;
-
-/* Why would creation refuse? In this order: _BUDGET, _RECENT_WINDOW, _TOO_LARGE. */
-PB_KVCACHE_API pb_kvcache_status pb_kvcache_scissorhands_check(const pb_kvcache_scissorhands_params *params);
+PB_KVCACHE_POLICY(scissorhands) /* refused, in this order: _BUDGET, _RECENT_WINDOW, _TOO_LARGE */
 /* cdef: end */
 
 #define PB_KVCACHE_SLIDING_WINDOW_PARAMS_DEFAULT { 512u }

@@ -27,11 +27,17 @@ typedef struct pb_kvcache_rows {
 } pb_kvcache_rows;
 
 /*
- * For each head h in first_head .. end_head - 1 move its rows indices[h * indices_stride + j], j < counts[h], strictly
- * ascending, to rows 0 .. counts[h] - 1. The rows behind them are left as they are after the moves. `counts` has an
- * entry for each of the num_heads. Uses no memory but its arguments. Threads divide the heads.
- * PB_KVCACHE_ERROR_NULL, _HEAD_RANGE; _STRIDE where rows overlap; _TOO_LARGE; _OVERLAP where the indices or counts lie
- * within the rows; _INDEX for an index that is not below n or does not ascend: nothing has moved.
+ * For each head of a range move the kept rows to the front: row indices[h * indices_stride + j] of head h becomes its row
+ * j, for j < counts[h]. The rows behind are left as they are after the moves. Uses no memory but its arguments.
+ *
+ *   rows                  what moves
+ *   first_head, end_head  the range of heads, end_head excluded. Threads divide the heads
+ *   indices               the kept rows of each head, strictly ascending
+ *   indices_stride        elements from head to head
+ *   counts                how many each head keeps: an entry for each of the num_heads
+ *
+ * PB_KVCACHE_ERROR_NULL, _ALIGNMENT, _HEAD_RANGE, _TOO_LARGE. _STRIDE where rows overlap. _OVERLAP where the indices or
+ * counts lie within the rows. _INDEX for an index that is not below n or does not ascend. Nothing has then moved.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_compact(const pb_kvcache_rows *rows, size_t first_head, size_t end_head,
                                                     const uint32_t *indices, size_t indices_stride,

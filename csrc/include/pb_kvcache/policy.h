@@ -1,16 +1,27 @@
 /*
  * Decode-time policies: which positions of one layer's cache stay while tokens are generated.
  *
- * An instance serves one layer of one sequence. It sees attention weights, never keys or values, and tells which
- * positions to drop; the caller moves the tensors. Positions are absolute token indices and are never renumbered.
+ * An instance serves one layer (or one KV head of it) of one sequence. It sees attention weights, never keys or values,
+ * and tells which positions to drop. The caller moves the tensors. Positions are absolute token indices and are never
+ * renumbered. A step of decoding, for any policy of this library:
  *
+ *     const pb_kvcache_vtable *policy = &pb_kvcache_snapkv;
  *     pb_kvcache_snapkv_params params = PB_KVCACHE_SNAPKV_PARAMS_DEFAULT;
- *     pb_kvcache *cache = pb_kvcache_snapkv.create(&params, NULL, NULL);         // holds position 0
+ *     pb_kvcache *cache = policy->create(&params, NULL, NULL);                    // holds position 0
  *     ...
- *     pb_kvcache_snapkv.on_decode_step(cache, pos, attn, attn_len);              // attn over the kept positions
- *     if (pb_kvcache_kept_count(cache) > params.budget)
- *         n = pb_kvcache_snapkv.evict(cache, params.budget, victims, capacity);  // ascending positions
- *     pb_kvcache_snapkv.destroy(cache);
+ *     policy->on_decode_step(cache, pos, attn, pb_kvcache_kept_count(cache));     // attn over the kept positions
+ *     count = pb_kvcache_evict_count(cache, UINT32_MAX);                          // over the effective budget?
+ *     if (count > 0)                                                              // victims has room for `count`
+ *         policy->evict(cache, UINT32_MAX, victims, count);                       // ascending positions
+ *     ...
+ *     policy->destroy(cache);
+ *
+ * A budget of UINT32_MAX asks each cache to keep its own effective budget. That is the `budget` of its parameters for
+ * every policy but PyramidKV, whose layers keep more or less than the average.
+ *
+ * Capacity: max(effective budget, budget) + 1 positions, so that one step fits before an eviction. Memory, all of it
+ * taken at creation: a fixed part of about 100 bytes, and for each position of the capacity 4 bytes (sliding_window,
+ * streaming_llm), 12 (h2o, tova, scissorhands) or obs_window * 4 + 20 (snapkv, pyramidkv).
  *
  * Threads: nothing is shared between instances. One instance must not be used by two threads at once.
  */
@@ -38,26 +49,40 @@ typedef struct pb_kvcache pb_kvcache;
 /* A policy. Every policy of this library is an exported constant of this type. */
 typedef struct pb_kvcache_vtable {
     /*
-     * A new cache that holds position 0. `params` points to the policy's own parameter struct and NULL means its
-     * defaults; `allocator` NULL means malloc and free; `rng` is never read. NULL where the parameters are refused
-     * (the policy's `_check` function says why) or memory is short; then nothing is leaked.
+     * A new cache that holds position 0.
+     *
+     *   params     the policy's own parameter struct; NULL means its defaults
+     *   allocator  where memory comes from; NULL means malloc and free
+     *   rng        never read
+     *
+     * Returns NULL where the parameters are refused (the policy's `_check` function says why) or memory is short. Then
+     * nothing is leaked.
      */
     pb_kvcache *(*create)(const void *params, const pb_allocator *allocator, pb_rng *rng);
 
     /*
-     * The token at `pos` was decoded. attn[i] is the weight that the i-th kept position, in ascending order, received
-     * from it: the model's own attention, not renormalised, so attn_len is the kept count and the weights are finite
-     * and >= 0. `attn` is read during the call only. A NULL `attn` (attn_len is then ignored) means that this step
-     * was not observed: what the policy remembers stays as it was. Then `pos`, which must exceed every kept position,
-     * joins the kept set.
+     * The token at `pos` was decoded. Its attention is taken in, then `pos` joins the kept set.
+     *
+     *   pos       the token's position, above every kept one
+     *   attn      attn[i] is the weight that the i-th kept position, in ascending order, received from the token: the
+     *             model's own attention, finite and >= 0, not renormalised. What the token gave to itself and to
+     *             positions that are not kept is left out. Read during the call only. NULL: this step was not observed,
+     *             and what the policy remembers stays as it was
+     *   attn_len  the kept count; ignored where attn is NULL
+     *
      * PB_KVCACHE_ERROR_NULL, _POSITION, _ATTN_LEN, _ATTN_VALUE, _FULL: nothing has changed.
      */
     pb_kvcache_status (*on_decode_step)(pb_kvcache *policy, uint32_t pos, const float *attn, size_t attn_len);
 
     /*
-     * Drop positions until min(budget, effective budget) are kept, sparing the protected ones even where that leaves
-     * more. Writes the dropped positions, ascending, and returns how many. Where `victims` is too small
-     * (capacity < pb_kvcache_evict_count(policy, budget)) or NULL it returns 0 and nothing has changed.
+     * Drop positions until min(budget, effective budget) are kept. Protected ones are spared even where that leaves more.
+     *
+     *   budget    how many to keep
+     *   victims   gets the dropped positions, ascending
+     *   capacity  how many `victims` has room for
+     *
+     * Returns how many were dropped. Where `victims` is NULL or too small, with a capacity below
+     * pb_kvcache_evict_count(policy, budget), it returns 0 and nothing has changed.
      */
     size_t (*evict)(pb_kvcache *policy, uint32_t budget, uint32_t *victims, size_t capacity);
 
@@ -72,8 +97,12 @@ typedef struct pb_kvcache_vtable {
 PB_KVCACHE_API size_t pb_kvcache_kept_count(const pb_kvcache *policy);
 
 /*
- * Copy the kept positions, ascending, to `positions`, which has room for `capacity` of them.
- * PB_KVCACHE_ERROR_NULL; PB_KVCACHE_ERROR_CAPACITY below the kept count.
+ * Copy the kept positions out.
+ *
+ *   positions  gets them, ascending
+ *   capacity   how many it has room for, at least the kept count
+ *
+ * PB_KVCACHE_ERROR_NULL, _CAPACITY.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_kept(const pb_kvcache *policy, uint32_t *positions, size_t capacity);
 
@@ -87,22 +116,30 @@ PB_KVCACHE_API uint32_t pb_kvcache_effective_budget(const pb_kvcache *policy);
 PB_KVCACHE_API uint32_t pb_kvcache_capacity(const pb_kvcache *policy);
 
 /*
- * The policy's own score of a kept position, before pooling; for SnapKV and PyramidKV the sum of its ring history.
- * PB_KVCACHE_ERROR_NULL, _NOT_KEPT; _UNSUPPORTED for a policy without a score.
+ * The policy's own score of a kept position, before pooling. For SnapKV and PyramidKV it is the sum of its ring history.
+ *
+ *   pos    a kept position
+ *   score  becomes the score
+ *
+ * PB_KVCACHE_ERROR_NULL, _NOT_KEPT. _UNSUPPORTED for a policy without a score.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_window_score(const pb_kvcache *policy, uint32_t pos, double *score);
 
-/* How many positions `evict(policy, budget, ...)` would drop now: the capacity that it needs. 0 for NULL. */
+/* How many positions `evict(policy, budget, ...)` would drop now: the capacity that it needs. 0 for NULL, and where there
+ * is nothing to drop. UINT32_MAX asks for the effective budget. */
 PB_KVCACHE_API size_t pb_kvcache_evict_count(const pb_kvcache *policy, uint32_t budget);
 
 /* Back to a new cache: position 0 kept, nothing remembered. PB_KVCACHE_ERROR_NULL. */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_reset(pb_kvcache *policy);
 
 /*
- * Start from a prompt: the kept set becomes `positions`, `count` of them, strictly ascending (none is allowed, and then
- * there is nothing to observe), and what the policy remembers becomes the `rows` observed steps in `attn`, oldest
- * first, each of `count` weights (row-major, rows * count floats), as if they had been decoded. `attn` NULL with rows
- * 0: nothing observed.
+ * Start from a prompt: replace the kept set, and what is remembered of it, as if the observed steps had been decoded.
+ *
+ *   positions  the positions to hold, strictly ascending; NULL where count is 0
+ *   count      how many, at most the capacity. With none there is nothing to observe
+ *   attn       the observed steps, oldest first, each of `count` weights: rows * count floats. NULL where rows is 0
+ *   rows       how many steps were observed
+ *
  * PB_KVCACHE_ERROR_NULL, _FULL (count above the capacity), _POSITION, _ATTN_VALUE, _TOO_LARGE: nothing has changed.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint32_t *positions, size_t count,
@@ -110,10 +147,18 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint3
 
 /*
  * Make `policy` hold and remember exactly what `source` does, without allocating: for beam search and for prompts that
- * are reused. PB_KVCACHE_ERROR_NULL; PB_KVCACHE_ERROR_MISMATCH unless both have the same policy and parameters.
+ * are reused. PB_KVCACHE_ERROR_NULL. PB_KVCACHE_ERROR_MISMATCH unless both have the same policy and parameters.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_copy(pb_kvcache *policy, const pb_kvcache *source);
 /* cdef: end */
+
+/*
+ * The public names of a policy: the constant through which it is used, and the function that answers why creation would
+ * refuse its parameters. That is PB_KVCACHE_OK where only memory can stop it; NULL means the defaults.
+ */
+#define PB_KVCACHE_POLICY(name)                                      \
+    PB_KVCACHE_API extern const pb_kvcache_vtable pb_kvcache_##name; \
+    PB_KVCACHE_API pb_kvcache_status pb_kvcache_##name##_check(const pb_kvcache_##name##_params *params);
 
 PB_KVCACHE_EXTERN_C_END
 

@@ -2,7 +2,10 @@
  * PyramidKV (arXiv 2406.02069) at decode time: SnapKV, evicting down to this layer's share of the budget.
  *
  * The effective budget is max(pb_kvcache_pyramid_budget(budget, layer, num_layers, pyramid_ratio), recent_window + 1).
- * With one layer, or a ratio of 1, this is SnapKV, bit for bit.
+ * With one layer, or a ratio of 1, this is SnapKV, bit for bit. Ask it to evict to the effective budget, not to `budget`:
+ * see policy.h.
+ *
+ * Capacity: max(effective budget, budget) + 1 positions. Memory as SnapKV's.
  */
 #ifndef PB_KVCACHE_PYRAMIDKV_H
 #define PB_KVCACHE_PYRAMIDKV_H
@@ -25,14 +28,9 @@ typedef struct pb_kvcache_pyramidkv_params {
     uint32_t pool_kernel;   /* kept neighbours pooled, odd */
 } pb_kvcache_pyramidkv_params;
 
-PB_KVCACHE_API extern const pb_kvcache_vtable pb_kvcache_pyramidkv;
-
-/*
- * Why would creation refuse these parameters? PB_KVCACHE_OK where only memory can stop it; NULL means the defaults.
- * The first broken rule in this order: _BUDGET, _OBS_WINDOW, _RECENT_WINDOW, _POOL_KERNEL, _NUM_LAYERS, _LAYER,
- * _PYRAMID_RATIO, _TOO_LARGE.
- */
-PB_KVCACHE_API pb_kvcache_status pb_kvcache_pyramidkv_check(const pb_kvcache_pyramidkv_params *params);
+/* Refused, the first in this order: _BUDGET, _OBS_WINDOW, _RECENT_WINDOW, _POOL_KERNEL, _NUM_LAYERS, _LAYER,
+ * _PYRAMID_RATIO, _TOO_LARGE. */
+PB_KVCACHE_POLICY(pyramidkv)
 /* cdef: end */
 
 #define PB_KVCACHE_PYRAMIDKV_PARAMS_DEFAULT { 512u, 0u, 1u, 4u, 32u, 16u, 7u }

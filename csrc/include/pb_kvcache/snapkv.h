@@ -5,7 +5,8 @@
  * Scores are pooled: each becomes the maximum over `pool_kernel` kept neighbours, so that a phrase stays whole. The
  * lowest pooled scores are dropped, the lower position first on a tie. The newest `recent_window` positions are safe.
  *
- * Memory: about obs_window * 4 + 20 bytes a position; the whole at creation.
+ * Capacity: budget + 1 positions. Memory, all of it at creation: about 100 bytes, obs_window * 4, and obs_window * 4 + 20
+ * for each position of the capacity.
  */
 #ifndef PB_KVCACHE_SNAPKV_H
 #define PB_KVCACHE_SNAPKV_H
@@ -24,13 +25,8 @@ typedef struct pb_kvcache_snapkv_params {
     uint32_t pool_kernel;   /* kept neighbours pooled, odd */
 } pb_kvcache_snapkv_params;
 
-PB_KVCACHE_API extern const pb_kvcache_vtable pb_kvcache_snapkv;
-
-/*
- * Why would creation refuse these parameters? PB_KVCACHE_OK where only memory can stop it; NULL means the defaults.
- * The first broken rule in this order: _BUDGET, _OBS_WINDOW, _RECENT_WINDOW, _POOL_KERNEL, _TOO_LARGE.
- */
-PB_KVCACHE_API pb_kvcache_status pb_kvcache_snapkv_check(const pb_kvcache_snapkv_params *params);
+/* Refused, the first in this order: _BUDGET, _OBS_WINDOW, _RECENT_WINDOW, _POOL_KERNEL, _TOO_LARGE. */
+PB_KVCACHE_POLICY(snapkv)
 /* cdef: end */
 
 #define PB_KVCACHE_SNAPKV_PARAMS_DEFAULT { 512u, 32u, 16u, 7u }

@@ -1,18 +1,23 @@
 /*
  * A whole model's caches: one PyramidKV cache per layer, each evicting at its own budget, driven together.
  *
- * Every layer is what an independent instance would be, bit for bit; a stack of one layer is SnapKV. One block of
- * memory holds them all, one call takes in a decode step for all of them, and a call that a single layer refuses
- * changes none.
+ * Every layer is what an independent instance would be, bit for bit. A stack of one layer is SnapKV. One block of memory
+ * holds them all, one call takes in a decode step for all of them, and a call that a single layer refuses changes none.
+ *
+ * One cache per KV head: make a stack of layers * heads caches in layer-major order, so that cache l * heads + h is head
+ * h of layer l, with a budget for each in `budgets`.
  *
  *     const pb_kvcache_stack_params params = PB_KVCACHE_STACK_PARAMS_DEFAULT(32);
  *     pb_kvcache_stack *stack = pb_kvcache_stack_create(&params, NULL, NULL);
  *     ...
- *     pb_kvcache_stack_on_decode_step(stack, pos, attn, attn_lens);     // a row of weights per layer
+ *     pb_kvcache_stack_on_decode_step(stack, pos, attn, attn_lens);     // a row of weights per layer, as in policy.h
  *     if (pb_kvcache_stack_evict_count(stack) > 0)
  *         pb_kvcache_stack_evict(stack, victims, capacity, offsets, 33);
  *     // layer l drops victims[offsets[l]] .. victims[offsets[l + 1] - 1]
  *     pb_kvcache_stack_destroy(stack);
+ *
+ * Capacity of layer l: max(its budget, params.budget) + 1 positions, or budgets[l] + 1 where budgets are given. Memory:
+ * what the caches take (policy.h), each rounded up to 8 bytes, a pointer a layer, and about 50 bytes.
  */
 #ifndef PB_KVCACHE_STACK_H
 #define PB_KVCACHE_STACK_H
@@ -41,21 +46,28 @@ typedef struct pb_kvcache_stack_params {
 typedef struct pb_kvcache_stack pb_kvcache_stack;
 
 /*
- * Why would creation refuse? PB_KVCACHE_OK where only memory can stop it. *layer (NULL: not wanted) becomes the first
- * layer that breaks the rule, 0 for a rule about the whole stack, num_layers where none is broken.
+ * Why would creation refuse? PB_KVCACHE_OK where only memory can stop it.
  *
- * `budgets` NULL: layer l is a PyramidKV cache at its share of `budget`. Else it has num_layers elements, from a plan
- * for example, and layer l is a SnapKV cache that keeps exactly budgets[l]: each must be greater than recent_window,
- * for a layer that could drop nothing would keep more than was planned.
+ *   params   the parameters
+ *   budgets  NULL: layer l is a PyramidKV cache at its share of params->budget. Else num_layers numbers, from a plan for
+ *            example, and layer l is a SnapKV cache that keeps exactly budgets[l]. Each must be greater than
+ *            recent_window: a layer that could drop nothing would keep more than was planned
+ *   layer    NULL, or becomes the first layer that breaks the rule: 0 for a rule about the whole stack, num_layers where
+ *            none is broken
+ *
  * _NULL (params), _NUM_LAYERS, then for the first layer that has one, in this order: _BUDGET, _OBS_WINDOW,
- * _RECENT_WINDOW, _POOL_KERNEL, _PYRAMID_RATIO, _TOO_LARGE; last _TOO_LARGE for all together.
+ * _RECENT_WINDOW, _POOL_KERNEL, _PYRAMID_RATIO, _TOO_LARGE. Last _TOO_LARGE for all together.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_check(const pb_kvcache_stack_params *params, const uint32_t *budgets,
                                                         uint32_t *layer);
 
 /*
- * A new stack, every layer holding position 0, in one allocation. `allocator` NULL means malloc and free. NULL where
- * the parameters are refused or memory is short; then nothing is leaked. `budgets` is read during the call only.
+ * A new stack in one allocation, every layer holding position 0.
+ *
+ *   params, budgets  as above, read during the call only
+ *   allocator        where memory comes from; NULL means malloc and free
+ *
+ * Returns NULL where the parameters are refused or memory is short. Then nothing is leaked.
  */
 PB_KVCACHE_API pb_kvcache_stack *pb_kvcache_stack_create(const pb_kvcache_stack_params *params,
                                                          const uint32_t *budgets, const pb_allocator *allocator);
@@ -64,17 +76,24 @@ PB_KVCACHE_API pb_kvcache_stack *pb_kvcache_stack_create(const pb_kvcache_stack_
 PB_KVCACHE_API void pb_kvcache_stack_destroy(pb_kvcache_stack *stack);
 
 /*
- * The token at `pos` was decoded. attn[l] points to the attn_lens[l] weights that the kept positions of layer l, in
- * ascending order, received from it; a NULL attn[l] means that this layer was not observed, a NULL `attn` that none
- * was (then attn_lens may be NULL too). Everything is checked before anything changes; the rules, statuses and what
- * changes are those of pb_kvcache_vtable.on_decode_step for each layer.
+ * The token at `pos` was decoded: every layer takes in its attention, then `pos` joins every layer's kept set. All
+ * layers are checked before anything changes.
+ *
+ *   pos        the token's position, above every kept one of every layer
+ *   attn       attn[l] points to the weights that the kept positions of layer l, in ascending order, received from the
+ *              token. A NULL attn[l]: this layer was not observed. A NULL `attn`: none was
+ *   attn_lens  how many weights each layer has, its kept count; NULL where `attn` is
+ *
+ * The rules, statuses and what changes are those of pb_kvcache_vtable.on_decode_step for each layer.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_on_decode_step(pb_kvcache_stack *stack, uint32_t pos,
                                                                  const float *const *attn, const size_t *attn_lens);
 
 /*
- * What would on_decode_step answer, and which layer refuses? *layer (NULL: not wanted) becomes the first that does,
- * num_layers where none does. Nothing changes.
+ * What would on_decode_step answer, and which layer refuses? Nothing changes.
+ *
+ *   pos, attn, attn_lens  as above
+ *   layer                 NULL, or becomes the first layer that refuses, num_layers where none does
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_step_check(const pb_kvcache_stack *stack, uint32_t pos,
                                                              const float *const *attn, const size_t *attn_lens,
@@ -84,15 +103,23 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_step_check(const pb_kvcache_st
 PB_KVCACHE_API size_t pb_kvcache_stack_evict_count(const pb_kvcache_stack *stack);
 
 /*
- * Every layer drops positions until it keeps its own budget, as pb_kvcache_vtable.evict does. All victims go to one
- * array, `capacity` long, layer after layer: those of layer l, ascending, are victims[offsets[l] .. offsets[l+1]-1].
- * `offsets` has num_layers + 1 elements, offsets_capacity at least that.
- * PB_KVCACHE_ERROR_NULL; PB_KVCACHE_ERROR_CAPACITY where an array is too small: nothing has changed.
+ * Every layer drops positions until it keeps its own budget, as pb_kvcache_vtable.evict does.
+ *
+ *   victims           gets all layers' victims, layer after layer: those of layer l, ascending, are
+ *                     victims[offsets[l]] .. victims[offsets[l + 1] - 1]; NULL where evict_count is 0
+ *   capacity          how many `victims` has room for, at least evict_count
+ *   offsets           gets num_layers + 1 offsets
+ *   offsets_capacity  how many `offsets` has room for
+ *
+ * PB_KVCACHE_ERROR_NULL, _CAPACITY: nothing has changed.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_evict(pb_kvcache_stack *stack, uint32_t *victims, size_t capacity,
                                                         size_t *offsets, size_t offsets_capacity);
 
-/* The kept positions of all layers, laid out as the victims of `evict`; capacity: pb_kvcache_stack_resident. */
+/*
+ * The kept positions of all layers, laid out as the victims of `evict`. `capacity` is at least the resident positions.
+ * PB_KVCACHE_ERROR_NULL, _CAPACITY.
+ */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_kept(const pb_kvcache_stack *stack, uint32_t *positions,
                                                        size_t capacity, size_t *offsets, size_t offsets_capacity);
 
@@ -100,14 +127,18 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_kept(const pb_kvcache_stack *s
 PB_KVCACHE_API uint32_t pb_kvcache_stack_num_layers(const pb_kvcache_stack *stack);
 
 /*
- * One layer's cache, to be read with the functions of policy.h while the stack lives; it belongs to the stack. NULL
- * where there is no such layer.
+ * One layer's cache, to be read with the functions of policy.h while the stack lives. It belongs to the stack. NULL where
+ * there is no such layer.
  */
 PB_KVCACHE_API const pb_kvcache *pb_kvcache_stack_layer(const pb_kvcache_stack *stack, uint32_t layer);
 
 /*
- * What each layer evicts down to: num_layers elements to `budgets`, which has room for `capacity`.
- * PB_KVCACHE_ERROR_NULL; PB_KVCACHE_ERROR_CAPACITY.
+ * What each layer evicts down to.
+ *
+ *   budgets   gets num_layers numbers
+ *   capacity  how many it has room for
+ *
+ * PB_KVCACHE_ERROR_NULL, _CAPACITY.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_budgets(const pb_kvcache_stack *stack, uint32_t *budgets,
                                                           size_t capacity);
@@ -128,7 +159,11 @@ PB_KVCACHE_API size_t pb_kvcache_stack_memory_bytes(const pb_kvcache_stack *stac
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_reset(pb_kvcache_stack *stack);
 
 /*
- * Start one layer from a prompt, as pb_kvcache_seed does; the other layers stay as they are.
+ * Start one layer from a prompt, as pb_kvcache_seed does. The other layers stay as they are.
+ *
+ *   layer                         which one
+ *   positions, count, attn, rows  as for pb_kvcache_seed
+ *
  * PB_KVCACHE_ERROR_LAYER where there is no such layer, and the statuses of pb_kvcache_seed: nothing has changed.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_seed(pb_kvcache_stack *stack, uint32_t layer,
@@ -137,7 +172,7 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_seed(pb_kvcache_stack *stack, 
 
 /*
  * Make `stack` hold and remember exactly what `source` does, the peak included, without allocating.
- * PB_KVCACHE_ERROR_NULL; PB_KVCACHE_ERROR_MISMATCH unless both have the same layers: nothing has changed.
+ * PB_KVCACHE_ERROR_NULL. PB_KVCACHE_ERROR_MISMATCH unless both have the same layers: nothing has changed.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_copy(pb_kvcache_stack *stack, const pb_kvcache_stack *source);
 /* cdef: end */
