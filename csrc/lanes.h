@@ -25,7 +25,7 @@ typedef struct pb_kvcache_priv_lanes {
     size_t (*below)(const int32_t *keys, size_t n, int32_t pivot);
     /* The rest is over n < 2^32 scores, by their keys (bits.h). How many are >= threshold? */
     size_t (*reaching)(const float *x, size_t n, int32_t threshold);
-    /* How many are strictly between low < high, and their keys: all, or at least the first capacity - LANES of them.
+    /* How many are strictly between low <= high, and their keys: all, or at least the first capacity - LANES of them.
      * `keys` has room for `capacity`, at least LANES. Also how many are >= high. */
     size_t (*between)(const float *x, size_t n, int32_t low, int32_t high, size_t *from_high, int32_t *keys,
                       size_t capacity);
