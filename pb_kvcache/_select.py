@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,78 +23,16 @@ import numpy.typing as npt
 from ._checks import UINT32_MAX, integer, plain_array, shown, uint32_array
 from ._errors import status_text
 from ._native import ffi, lib
+from ._options import NAN, POOLING, REDUCE, at_least, choice, head_budgets, kernel_size, logit_scale
 from ._tensor import View, give, is_torch, on_other_device
 from ._threads import in_threads
 
 _OK: int = lib.PB_KVCACHE_OK
 
-_REDUCE = {
-    "mean": lib.PB_KVCACHE_REDUCE_MEAN,
-    "max": lib.PB_KVCACHE_REDUCE_MAX,
-    "sum": lib.PB_KVCACHE_REDUCE_SUM,
-}
-_POOLING = {"max": lib.PB_KVCACHE_POOL_MAX, "avg": lib.PB_KVCACHE_POOL_AVERAGE}
-_NAN = {"raise": lib.PB_KVCACHE_NAN_REFUSE, "lowest": lib.PB_KVCACHE_NAN_LOWEST}
-
 
 def _elsewhere() -> Any:
     """Return the torch path: for tensors that are not in this computer's own memory."""
     return importlib.import_module("._torch_select", __package__)
-
-
-# ---- Checks ----
-
-
-def _choice(name: str, value: Any, choices: dict[str, int]) -> int:
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} = {value!r}: must be one of {', '.join(choices)}")
-    return choices[value]
-
-
-def _at_least(name: str, value: Any, least: int) -> int:
-    number = integer(name, value)
-    if number < least:
-        raise ValueError(f"{name} = {shown(number)}: must be at least {least}")
-    return number
-
-
-def _kernel(value: Any) -> int:
-    number = integer("kernel", value)
-    if number < 1 or number % 2 == 0:
-        raise ValueError(f"kernel = {shown(number)}: must be odd")
-    return min(number, 2 * UINT32_MAX + 1)  # no further than any neighbour
-
-
-def _scale(value: Any) -> float:
-    if isinstance(value, (str, bytes, bool)):
-        raise TypeError(f"scale = {value!r}: must be a number, not {type(value).__name__}")
-    try:
-        number = float(value)
-    except TypeError:
-        raise TypeError(f"scale = {value!r}: must be a number, not {type(value).__name__}") from None
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = float(np.float32(number))
-    if not 0.0 < rounded < math.inf:
-        raise ValueError(f"scale = {value!r}: must be finite and greater than 0 in float32")
-    return rounded
-
-
-def _budgets(budget: Any, kv_heads: int, window: int, window_in_budget: bool) -> tuple[list[int], bool]:
-    """Return one budget per KV head, window included, and whether they were given so."""
-    extra = 0 if window_in_budget else window
-    rule = f"must be at least the window, {window}" if window_in_budget else "must be 0 or more"
-
-    def check(name: str, value: Any) -> int:
-        number = integer(name, value)
-        if number + extra < window:
-            raise ValueError(f"{name} = {shown(number)}: {rule}")
-        return number + extra
-
-    if isinstance(budget, (list, tuple)) or getattr(budget, "ndim", 0) == 1:
-        if len(budget) != kv_heads:
-            raise ValueError(f"budget: has {len(budget)} numbers, must have one per KV head, {kv_heads}")
-        return [check(f"budget[{head}]", value) for head, value in enumerate(budget)], True
-    return [check("budget", budget)] * kv_heads, False
 
 
 class _Attention:
@@ -122,9 +59,9 @@ class _Attention:
             raise ValueError(f"window = {self.window}: must be greater than 0 and smaller than n = {self.n}")
         if self.n > UINT32_MAX:
             raise ValueError(f"attn: has n = {self.n} positions, must have at most {UINT32_MAX}")
-        self.scale = _scale(scale) if from_logits else 1.0
-        self.reduce = _choice("reduce", reduce, _REDUCE)
-        self.nan = _choice("nan", nan, _NAN)
+        self.scale = logit_scale(scale) if from_logits else 1.0
+        self.reduce = choice("reduce", reduce, REDUCE)
+        self.nan = choice("nan", nan, NAN)
         self.fields = {
             "dtype": self.view.code,
             "logits": bool(from_logits),
@@ -309,7 +246,7 @@ def window_scores(
             attn, num_kv_heads=num_kv_heads, reduce=reduce, from_logits=from_logits, scale=scale, nan=nan
         )
     a = _Attention(attn, num_kv_heads, None, from_logits, scale, reduce, nan)
-    threads = _at_least("threads", threads, 1)
+    threads = at_least("threads", threads, 1)
     scored = a.n - a.window
     scores = np.empty((a.batch, a.kv_heads, scored), np.float32)
 
@@ -377,9 +314,9 @@ def pool_scores(scores: Any, kernel: int = 7, pooling: str = "max", *, nan: str 
     """
     if on_other_device(scores):
         return _elsewhere().pool_scores(scores, kernel, pooling, nan=nan)
-    kernel = _kernel(kernel)
-    code = _choice("pooling", pooling, _POOLING)
-    rule = _choice("nan", nan, _NAN)
+    kernel = kernel_size(kernel)
+    code = choice("pooling", pooling, POOLING)
+    rule = choice("nan", nan, NAN)
     view, rows = _scores(scores)
     pooled = np.empty_like(rows)
     count, n = rows.shape
@@ -417,8 +354,8 @@ def select_top(scores: Any, k: int, *, nan: str = "raise") -> Any:
     """
     if on_other_device(scores):
         return _elsewhere().select_top(scores, k, nan=nan)
-    number = _at_least("k", k, 0)
-    rule = _choice("nan", nan, _NAN)
+    number = at_least("k", k, 0)
+    rule = choice("nan", nan, NAN)
     view, rows = _scores(scores)
     count = len(rows)
     n = view.shape[-1]
@@ -506,10 +443,15 @@ def select(
     a = _Attention(attn, num_kv_heads, window, from_logits, scale, reduce, nan)
     params = ffi.new(
         "pb_kvcache_select_params *",
-        {"reduce": a.reduce, "pooling": _choice("pooling", pooling, _POOLING), "kernel": _kernel(kernel), "nan": a.nan},
+        {
+            "reduce": a.reduce,
+            "pooling": choice("pooling", pooling, POOLING),
+            "kernel": kernel_size(kernel),
+            "nan": a.nan,
+        },
     )
-    budgets, per_head = _budgets(budget, a.kv_heads, a.window, window_in_budget)
-    threads = _at_least("threads", threads, 1)
+    budgets, per_head = head_budgets(budget, a.kv_heads, a.window, window_in_budget)
+    threads = at_least("threads", threads, 1)
     parts = [_Part(a, sequence, columns) for sequence, columns in enumerate(_columns(valid, a))]
     counts = [np.array([min(value, part.n) for value in budgets], np.uint32) for part in parts]
     kept = [np.empty((a.kv_heads, int(count.max())), np.uint32) for count in counts]
@@ -630,10 +572,10 @@ def scores_from_qk(
     if head_dim < 1:
         raise ValueError(f"q: has head_dim = {head_dim}, must be at least 1")
     group = q_heads // kv_heads
-    threads = _at_least("threads", threads, 1)
-    _choice("reduce", reduce, _REDUCE)
-    _choice("nan", nan, _NAN)
-    factor = _scale(head_dim**-0.5 if scale is None else scale)
+    threads = at_least("threads", threads, 1)
+    choice("reduce", reduce, REDUCE)
+    choice("nan", nan, NAN)
+    factor = logit_scale(head_dim**-0.5 if scale is None else scale)
     options: dict[str, Any] = {"reduce": reduce, "from_logits": True, "nan": nan, "scale": factor}
     if is_torch(q):
         q, k = q.detach(), k.detach()
@@ -737,7 +679,7 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
         raise ValueError(f"kv: must have shape (kv_heads, n, head_dim) or (batch, kv_heads, n, head_dim), not {shape}")
     if shape[-1] > 1 and strides[-1] != size:
         raise ValueError("kv: its last axis must be contiguous")
-    threads = _at_least("threads", threads, 1)
+    threads = at_least("threads", threads, 1)
     batched = len(shape) == 4
     if batched:
         if len(indices) != shape[0]:
@@ -882,7 +824,7 @@ def to_blocks(indices: Any, block_size: int) -> Any:
         ``(blocks, fill)``, uint32, ascending blocks and the kept positions in each, 1 to `block_size`. For rows a list
         with one such pair per row.
     """
-    size = min(_at_least("block_size", block_size, 1), UINT32_MAX + 1)
+    size = min(at_least("block_size", block_size, 1), UINT32_MAX + 1)
 
     def one(name: str, row: Any) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
         blocks, fill = np.unique(_ascending(name, row) // np.uint64(size), return_counts=True)
@@ -911,7 +853,7 @@ def to_ranges(indices: Any) -> Any:
 
 def to_mask(indices: Any, n: int) -> Any:
     """Return kept positions as a boolean mask: ``(n,)``, or for rows of positions ``(rows, n)``."""
-    length = _at_least("n", n, 0)
+    length = at_least("n", n, 0)
 
     def one(name: str, row: Any) -> npt.NDArray[np.bool_]:
         mask = np.zeros(length, np.bool_)
@@ -965,8 +907,8 @@ def block_select(
     TypeError, ValueError
         An argument or a score that breaks a rule.
     """
-    size = _at_least("block_size", block_size, 1)
-    last = _at_least("window", window, 1)
+    size = at_least("block_size", block_size, 1)
+    last = at_least("window", window, 1)
     positions = integer("budget", budget)
     operation = {"max": np.maximum, "mean": np.add, "sum": np.add}
     if not isinstance(reduce, str) or reduce not in operation:
@@ -974,7 +916,7 @@ def block_select(
     device = scores.device if on_other_device(scores) else None
     if device is not None:
         scores = scores.detach().cpu()
-    rule = _choice("nan", nan, _NAN)
+    rule = choice("nan", nan, NAN)
     view, rows = _scores(scores)
     scored = view.shape[-1]
     if scored < 1:

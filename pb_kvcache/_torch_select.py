@@ -15,14 +15,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from ._checks import integer
-from ._select import _at_least, _budgets, _choice, _columns, _kernel, _scale
+from ._options import NAN, POOLING, REDUCE, at_least, choice, head_budgets, kernel_size, logit_scale
+from ._select import _columns
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_CHOICES: dict[str, dict[str, int]] = {
-    "reduce": {"mean": 0, "max": 1, "sum": 2},
-    "pooling": {"max": 0, "avg": 1},
-    "nan": {"raise": 0, "lowest": 1},
-}
 
 
 def window_scores(
@@ -39,13 +35,13 @@ def window_scores(
     As :func:`pb_kvcache.window_scores`: ``(..., q_heads, window, n)`` to ``(..., num_kv_heads, n - window)``.
     """
     kv_heads = _check_attn(attn, num_kv_heads)
-    _choice("reduce", reduce, _CHOICES["reduce"])
-    _choice("nan", nan, _CHOICES["nan"])
+    choice("reduce", reduce, REDUCE)
+    choice("nan", nan, NAN)
     window, n = attn.shape[-2:]
     past = n - window
     grouped = attn.detach().float().unflatten(-3, (kv_heads, -1))  # (..., kv_heads, group, window, n)
     if from_logits:
-        weights, left_out = _softmax(grouped * _scale(scale), nan)
+        weights, left_out = _softmax(grouped * logit_scale(scale), nan)
     else:
         weights = grouped[..., :past]
         wrong = weights < 0 if nan == "lowest" else ~(torch.isfinite(weights) & (weights >= 0))
@@ -89,8 +85,8 @@ def _refuse(values: torch.Tensor, wrong: torch.Tensor, rule: str) -> None:
 
 def pool_scores(scores: torch.Tensor, kernel: int = 7, pooling: str = "max", *, nan: str = "raise") -> torch.Tensor:
     """Return each score pooled with its `kernel` neighbours, as :func:`pb_kvcache.pool_scores`."""
-    kernel = _kernel(kernel)
-    _choice("pooling", pooling, _CHOICES["pooling"])
+    kernel = kernel_size(kernel)
+    choice("pooling", pooling, POOLING)
     finite = _check_scores(scores, nan)
     n = scores.shape[-1]
     if scores.numel() == 0:
@@ -112,7 +108,7 @@ def pool_scores(scores: torch.Tensor, kernel: int = 7, pooling: str = "max", *, 
 
 def select_top(scores: torch.Tensor, k: int, *, nan: str = "raise") -> torch.Tensor:
     """Return the positions of the `k` highest scores of each row, ascending, as :func:`pb_kvcache.select_top`."""
-    k = _at_least("k", k, 0)
+    k = at_least("k", k, 0)
     finite = _check_scores(scores, nan)
     n = scores.shape[-1]
     if k >= n:
@@ -141,12 +137,12 @@ def select(
     kv_heads = _check_attn(attn, num_kv_heads)
     if integer("window", window) != attn.shape[-2]:
         raise ValueError(f"window = {window}: must be the number of queries in attn, shape {tuple(attn.shape)}")
-    for name, value in (("pooling", pooling), ("reduce", reduce), ("nan", nan)):
-        _choice(name, value, _CHOICES[name])
-    _kernel(kernel)
+    for name, value, choices in (("pooling", pooling, POOLING), ("reduce", reduce, REDUCE), ("nan", nan, NAN)):
+        choice(name, value, choices)
+    kernel_size(kernel)
     if from_logits:
-        _scale(scale)
-    budgets, per_head = _budgets(budget, kv_heads, window, window_in_budget)
+        logit_scale(scale)
+    budgets, per_head = head_budgets(budget, kv_heads, window, window_in_budget)
     batched = attn.dim() == 4
     sequences = attn if batched else attn[None]
     n = attn.shape[-1]
@@ -208,7 +204,7 @@ def _check_scores(scores: torch.Tensor, nan: str) -> torch.Tensor:
         raise TypeError(f"scores: must be a torch tensor of float32, not {what}")
     if scores.dim() == 0:
         raise ValueError("scores: must have at least 1 dimension, (..., n)")
-    lowest = _choice("nan", nan, _CHOICES["nan"]) == 1
+    lowest = choice("nan", nan, NAN) == NAN["lowest"]
     finite = torch.isfinite(scores)
     if not lowest and not bool(finite.all()):
         index = tuple((~finite).nonzero()[0].tolist())
