@@ -113,3 +113,12 @@ def head_budgets(budget: Any, kv_heads: int, window: int, window_in_budget: bool
             raise ValueError(f"budget: has {len(budget)} numbers, must have one per KV head, {kv_heads}")
         return [check(f"budget[{head}]", value) for head, value in enumerate(budget)], True
     return [check("budget", budget)] * kv_heads, False
+
+
+def not_finite(values: Any, index: Any) -> ValueError:
+    """Return the error for the score at this index, of an array or a tensor."""
+    first = tuple(int(i) for i in index)
+    return ValueError(
+        f"scores[{', '.join(map(str, first))}] = {float(values[first])}: every score must be finite; "
+        'nan="lowest" ranks others below everything'
+    )

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._select import pool_scores, scores_from_qk, select_top, window_scores
+from .._choose import select_top
+from .._pool import pool_scores
+from .._qk import scores_from_qk
+from .._score import window_scores
+from .._torch_path import reduce_axis
 
 if TYPE_CHECKING:
     from ._budgets import Budgets
@@ -81,12 +85,7 @@ class Scoring:
 
 def reduce_groups(weights: torch.Tensor, kv_heads: int, reduce: str) -> torch.Tensor:
     """Return one row per KV head from one per query head: ``(..., q_heads, n)`` to ``(..., kv_heads, n)``."""
-    grouped = weights.unflatten(-2, (kv_heads, -1))
-    if reduce == "mean":
-        return grouped.mean(dim=-2)
-    if reduce == "sum":
-        return grouped.sum(dim=-2)
-    return grouped.amax(dim=-2)
+    return reduce_axis(weights.unflatten(-2, (kv_heads, -1)), -2, reduce)
 
 
 def choose(

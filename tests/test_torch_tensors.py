@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 
 import pb_kvcache as pb
+from pb_kvcache import _tensor, _torch_path
 
 torch = pytest.importorskip("torch")
-
-_select = importlib.import_module("pb_kvcache._select")
 
 
 def logits_of(*shape, seed=0):
@@ -137,7 +134,6 @@ def test_a_tensor_on_another_device_takes_the_path_in_torch(monkeypatch):
         ]
 
     native = answers()
-    torch_path = importlib.import_module("pb_kvcache._torch_select")
     called = set()
 
     def noted(name, function):
@@ -148,8 +144,8 @@ def test_a_tensor_on_another_device_takes_the_path_in_torch(monkeypatch):
         return call
 
     for name in ("window_scores", "pool_scores", "select_top", "select"):
-        monkeypatch.setattr(torch_path, name, noted(name, getattr(torch_path, name)))
-    monkeypatch.setattr(_select, "on_other_device", lambda value: isinstance(value, torch.Tensor))
+        monkeypatch.setattr(_torch_path, name, noted(name, getattr(_torch_path, name)))
+    monkeypatch.setattr(_tensor, "NATIVE_DEVICES", frozenset())
     for ours, theirs in zip(native, answers(), strict=True):
         torch.testing.assert_close(theirs, ours, rtol=2e-6, atol=1e-9)
     assert called == {"window_scores", "pool_scores", "select_top", "select"}
