@@ -105,7 +105,7 @@ def exact_sum(e):
 
 
 def exact_scores(attn, kv_heads, reduce="mean", from_logits=False, scale=1.0, lowest=False):
-    """``window_scores`` of float32 to the bit; numbers that are none only with `lowest`."""
+    """``window_scores`` of float32 to the bit. NaN and infinities only with `lowest`."""
     q_heads, window, n = attn.shape
     past = n - window
     group = q_heads // kv_heads
