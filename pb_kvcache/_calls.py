@@ -62,7 +62,7 @@ class ScoreRows:
     shape
         As given.
     rows
-        ``(rows, n)``, contiguous; ``(0, 0)`` where there is no score.
+        ``(rows, n)``, contiguous, or ``(0, 0)`` where there is no score.
 
     Raises
     ------
@@ -87,7 +87,7 @@ class ScoreRows:
         return give(array.reshape(shape), self._view.torch)
 
     def refusal(self, status: int, read: Any = True) -> Exception:
-        """Return the error for a status; `read`, which broadcasts to the scores, says which of them were read."""
+        """Return the error for a status. `read` broadcasts to the scores and says which of them were read."""
         if status != lib.PB_KVCACHE_ERROR_SCORE:
             return RuntimeError(status_text(status))
         values = self._view.floats()

@@ -52,7 +52,7 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
     batched = len(shape) == 4
     if batched and len(indices) != shape[0]:
         raise ValueError(f"indices: has {len(indices)} sequences, must have one per sequence of kv, {shape[0]}")
-    # The kernel sees one sequence at a time, and tells for it alone whether rows overlap; torch sees none of it.
+    # The kernel refuses rows that overlap within its one sequence. Those of a batch, and torch's, are checked here.
     elsewhere = on_other_device(kv)
     if (elsewhere or (batched and shape[0] > 1)) and not memory.disjoint():
         raise ValueError("kv: its rows overlap in memory")

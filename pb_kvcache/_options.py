@@ -33,7 +33,7 @@ def choice(name: str, value: Any, choices: Mapping[str, _T]) -> _T:
     Raises
     ------
     ValueError
-        For anything else; the message lists the choices.
+        For anything else. The message lists the choices.
     """
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} = {value!r}: must be one of {', '.join(choices)}")
@@ -46,7 +46,7 @@ def at_least(name: str, value: Any, least: int) -> int:
     Raises
     ------
     TypeError, ValueError
-        For anything that is not an integer; for a smaller one.
+        For anything that is not an integer, or is smaller.
     """
     number = integer(name, value)
     if number < least:
@@ -62,7 +62,7 @@ def kernel_size(value: Any) -> int:
     Raises
     ------
     TypeError, ValueError
-        For anything that is not an integer; for an even number or one below 1.
+        For anything that is not an integer, or is even or below 1.
     """
     number = integer("kernel", value)
     if number < 1 or number % 2 == 0:
@@ -76,7 +76,7 @@ def logit_scale(value: Any) -> float:
     Raises
     ------
     TypeError, ValueError
-        For anything that is not a number; for one that is not finite and greater than 0 in float32.
+        For anything that is not a number, or is not finite and greater than 0 in float32.
     """
     if isinstance(value, (str, bytes, bool)):
         raise TypeError(f"scale = {value!r}: must be a number, not {type(value).__name__}")
@@ -97,7 +97,7 @@ def head_budgets(budget: Any, kv_heads: int, window: int, window_in_budget: bool
     Raises
     ------
     TypeError, ValueError
-        For a budget that is not an integer or is below its minimum; for another number of budgets than of heads.
+        For a budget that is not an integer or is below its minimum, or for another number of budgets than of heads.
     """
     extra = 0 if window_in_budget else window
     rule = f"must be at least the window, {window}" if window_in_budget else "must be 0 or more"

@@ -17,7 +17,7 @@ def ascending(name: str, value: Any, n: int | None = None) -> npt.NDArray[np.uin
     Raises
     ------
     TypeError, ValueError
-        For anything else; the message names the first position that breaks a rule.
+        For anything else. The message names the first position that breaks a rule.
     """
     array = uint32_array(name, as_numpy(value), 1)
     beyond = np.flatnonzero(array >= n) if n is not None and n <= UINT32_MAX else np.empty(0, np.intp)
@@ -52,7 +52,7 @@ def ascending_rows(name: str, value: Any, heads: int, n: int) -> tuple[npt.NDArr
 
 
 def _whole(value: Any, n: int) -> npt.NDArray[np.uint32] | None:
-    """Return one array of positions that are in range and ascending, checked at once; None for anything else."""
+    """Return one array of positions that are in range and ascending, checked at once. None for anything else."""
     array = as_numpy(value)
     if type(array) is not np.ndarray or array.ndim != 2 or array.dtype.kind not in "iu" or not array.size:
         return None

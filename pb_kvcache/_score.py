@@ -26,7 +26,7 @@ class Attention:
     ) -> None:
         self.view = View("attn", attn)
         self.shape = AttentionShape.of(self.view.shape, num_kv_heads, window)
-        #: In elements, of (batch, q_heads, window); the batch's is 0 without one.
+        #: In elements: of a sequence (0 where there is no batch), a query head and a query.
         self.strides = self.view.strides[:-1] if self.shape.batched else (0, *self.view.strides[:-1])
         self.scale = logit_scale(scale) if from_logits else 1.0
         self.reduce = choice("reduce", reduce, REDUCE)
@@ -140,7 +140,7 @@ def window_scores(
         ``(q_heads, window, n)`` or ``(batch, q_heads, window, n)``, float32, float16 or bfloat16: how much the last
         `window` queries of the prompt look at its ``n`` positions. Read in place where the last axis is contiguous.
     num_kv_heads
-        KV heads; divides ``q_heads``. Query heads ``h*g .. h*g+g-1`` belong to KV head ``h``.
+        KV heads. They divide ``q_heads``: query heads ``h*g .. h*g+g-1`` belong to KV head ``h``.
     reduce
         ``"mean"``, ``"max"`` or ``"sum"`` over the query heads of a group, after the mean over the window.
     from_logits

@@ -21,7 +21,7 @@ class AttentionShape:
     Attributes
     ----------
     batched
-        Whether there is a batch dimension; without one `batch` is 1.
+        Whether there is a batch dimension. Without one `batch` is 1.
     """
 
     batched: bool
@@ -33,7 +33,7 @@ class AttentionShape:
 
     @classmethod
     def of(cls, shape: Sequence[int], num_kv_heads: Any, window: Any = None) -> AttentionShape:
-        """Check the shape of `attn` against the arguments; `window` may be None.
+        """Check the shape of `attn` against the arguments. A `window` of None is not checked.
 
         Raises
         ------
@@ -59,12 +59,12 @@ class AttentionShape:
         return cls(batched, batch, q_heads, kv_heads, queries, n)
 
     def token_columns(self, valid: Any) -> list[npt.NDArray[np.intp] | None]:
-        """Return the columns of each sequence that are tokens; None for all of them.
+        """Return the columns of each sequence that are tokens. None means all.
 
         Parameters
         ----------
         valid
-            A boolean mask ``(batch, n)``, or how many columns from the left, ``(batch,)``; or None.
+            A boolean mask ``(batch, n)``, or how many columns from the left, ``(batch,)``, or None for all.
 
         Raises
         ------
@@ -112,7 +112,10 @@ def prompt_length(shape: Sequence[int], window: Any) -> int:
 
 
 def by_head(kept: Any, counts: Sequence[int]) -> Any:
-    """Return the first ``counts[h]`` positions of each head of ``(..., kv_heads, most)``: lists nested as the axes."""
+    """Return a list with the first ``counts[h]`` positions of each head h, of ``(kv_heads, most)``.
+
+    Axes in front of the heads become lists of such lists.
+    """
     if kept.ndim > 2:
         return [by_head(one, counts) for one in kept]
     return [row[:count] for row, count in zip(kept, counts, strict=True)]

@@ -118,7 +118,7 @@ class View:
 
 
 def give(array: npt.NDArray[Any], torch: bool) -> Any:
-    """Return a result in the caller's kind: the array, or a tensor; positions are then int64, as torch indexes."""
+    """Return a result in the caller's kind: the array, or a tensor, whose positions are int64, as torch indexes."""
     if not torch:
         return array
     if array.dtype == np.uint32:

@@ -2,9 +2,9 @@
 
 The arguments and rules are those of the native functions, which call these for such tensors, and the scores are the
 same up to rounding. Everything stays on the tensor's device. Scores are float32 whatever the input is. Ties go to the
-lower position: ``torch.topk`` leaves them open, so a stable sort decides.
+lower position. ``torch.topk`` leaves them open, so a stable sort decides.
 
-torch is not imported here, see :func:`pb_kvcache._tensor.torch_module`.
+torch is not imported here. :func:`pb_kvcache._tensor.torch_module` says why.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _check_float32(scores: Tensor) -> None:
 
 
 def _finite(scores: Tensor, nan: str, read: Tensor | bool = True) -> Tensor:
-    """Return which scores are finite; refuse others where `nan` says so, and `read` that they are read."""
+    """Return which scores are finite. With ``nan="raise"`` refuse the first that is not and that `read` is true of."""
     _check_float32(scores)
     finite = torch_module().isfinite(scores)
     if choice("nan", nan, NAN) == NAN["raise"]:
