@@ -1,4 +1,5 @@
 #include "internal.h"
+#include "kernels.h"
 
 /* ---- What the policies do: the oldest go, or the lowest scores. ---- */
 

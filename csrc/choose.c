@@ -1,14 +1,12 @@
-#include <string.h>
+#include "bits.h"
+#include "checks.h"
+#include "kernels.h"
+#include "lanes.h"
 
-#include "internal.h"
-
-/* Unsigned keys in the order of the scores, with -0.0 equal to 0.0. */
+/* Unsigned keys in the order of the scores. */
 static uint64_t lowest_key(double score)
 {
-    uint64_t bits;
-    score += 0.0;
-    memcpy(&bits, &score, sizeof bits);
-    return (bits >> 63) != 0 ? ~bits : bits | ((uint64_t)1 << 63);
+    return (uint64_t)key_of_double(score) ^ ((uint64_t)1 << 63);
 }
 
 /* A step's usual eviction: comparing the scores themselves is faster than their keys. */
@@ -23,16 +21,10 @@ static uint32_t first_lowest(const double *scores, size_t n)
     return (uint32_t)best;
 }
 
-/* The reverse order, so that the highest score has the lowest key; whatever is not finite comes last. */
+/* The reverse order, so that the highest score has the lowest key. Whatever is not finite comes last. */
 static uint32_t highest_key(float score)
 {
-    uint32_t bits;
-    score += 0.0f;
-    memcpy(&bits, &score, sizeof bits);
-    if ((bits & 0x7F800000u) == 0x7F800000u) {
-        return UINT32_MAX;
-    }
-    return (bits >> 31) != 0 ? bits : bits ^ 0x7FFFFFFFu;
+    return is_finite(score) ? (uint32_t)INT32_MAX - (uint32_t)key_of(score) : UINT32_MAX;
 }
 
 static uint32_t first_highest(const float *scores, size_t n)
@@ -64,23 +56,6 @@ static uint32_t first_highest(const float *scores, size_t n)
 #define KEY_OF highest_key
 #define FIRST first_highest
 #include "choose_body.h"
-
-/* Signed keys in the order of the scores, for vectors to compare, and back. */
-static int32_t key_of(float score)
-{
-    uint32_t bits;
-    score += 0.0f;
-    memcpy(&bits, &score, sizeof bits);
-    return (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu));
-}
-
-static float score_of(int32_t key)
-{
-    const uint32_t bits = (uint32_t)key ^ ((0u - ((uint32_t)key >> 31)) & 0x7FFFFFFFu);
-    float score;
-    memcpy(&score, &bits, sizeof score);
-    return score;
-}
 
 /* The rank-th highest of n keys, rank from 1, known to be in least .. most: the largest key that as many reach. */
 static int32_t nth_highest(const pb_kvcache_priv_lanes *lanes, const int32_t *keys, size_t n, size_t rank,
@@ -131,7 +106,7 @@ static void bracket(const pb_kvcache_priv_lanes *lanes, const int32_t *keys, siz
 void pb_kvcache_priv_choose_highest_of_numbers(const float *scores, size_t n, size_t count, uint32_t *chosen)
 {
     const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_best();
-    int32_t keys[BETWEEN + 16];
+    int32_t keys[BETWEEN + PB_KVCACHE_PRIV_LANES];
     if (n < WORTHWHILE || count <= 1 || count == n) {
         pb_kvcache_priv_choose_highest(scores, n, count, chosen);
         return;
@@ -141,31 +116,32 @@ void pb_kvcache_priv_choose_highest_of_numbers(const float *scores, size_t n, si
     }
     size_t known = SAMPLE;
     size_t rank = (size_t)((uint64_t)count * SAMPLE / n);
-    int32_t low = ~0x7F800000; /* -inf */
-    int32_t high = 0x7F800000;
+    int32_t low = -INFINITY_KEY;
+    int32_t high = INFINITY_KEY;
     for (int round = 0; round < ROUNDS; ++round) {
         size_t from_high;
         bracket(lanes, keys, known, rank, &low, &high);
-        const size_t found = lanes->between(scores, n, score_of(low), score_of(high), &from_high, keys, BETWEEN + 16);
+        const size_t found
+            = lanes->between(scores, n, low, high, &from_high, keys, BETWEEN + PB_KVCACHE_PRIV_LANES);
         if (count <= from_high) { /* does the threshold lie at the upper bound? */
-            const size_t above = lanes->reaching(scores, n, score_of(high + 1));
+            const size_t above = lanes->reaching(scores, n, high + 1);
             if (count <= above) {
                 break;
             }
-            lanes->above(scores, n, score_of(high), count - above, count, chosen);
+            lanes->above(scores, n, high, count - above, count, chosen);
             return;
         }
         if (count > from_high + found) { /* or at the lower? */
-            if (count > lanes->reaching(scores, n, score_of(low))) {
+            if (count > lanes->reaching(scores, n, low)) {
                 break;
             }
-            lanes->above(scores, n, score_of(low), count - from_high - found, count, chosen);
+            lanes->above(scores, n, low, count - from_high - found, count, chosen);
             return;
         }
         if (found <= BETWEEN) {
             const int32_t key = nth_highest(lanes, keys, found, count - from_high, low + 1, high - 1);
             const size_t above = from_high + found - lanes->below(keys, found, key + 1);
-            lanes->above(scores, n, score_of(key), count - above, count, chosen);
+            lanes->above(scores, n, key, count - above, count, chosen);
             return;
         }
         known = BETWEEN;

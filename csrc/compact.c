@@ -1,17 +1,12 @@
 #include <string.h>
 
-#include "internal.h"
+#include "bits.h"
+#include "checks.h"
 
 /* The bytes that `count` items `stride` apart span, less one item; false where they do not fit. */
 static bool span(size_t count, ptrdiff_t stride, size_t *bytes)
 {
-    const size_t step = stride < 0 ? (size_t)0 - (size_t)stride : (size_t)stride;
-    return pb_kvcache_priv_mul(count > 0 ? count - 1 : 0, step, bytes);
-}
-
-static size_t magnitude(ptrdiff_t stride)
-{
-    return stride < 0 ? (size_t)0 - (size_t)stride : (size_t)stride;
+    return pb_kvcache_priv_mul(count > 0 ? count - 1 : 0, magnitude(stride), bytes);
 }
 
 /* No two rows share a byte: the rows of a head lie within one step from head to head, or the heads' rows at a position

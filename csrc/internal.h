@@ -1,6 +1,9 @@
 /*
- * What the library's sources share among themselves. Nothing here is installed; every name that the linker sees starts
+ * What the library's sources share among themselves. Nothing here is installed. Every name that the linker sees starts
  * with pb_kvcache_priv_ and is hidden in a shared library.
+ *
+ * Who calls whom, from the ground up: bits.h; lanes.c; checks.c; the kernels score.c, pool.c and choose.c; then select.c
+ * on one side, policy.c with snapkv.c, pyramidkv.c, baselines.c and stack.c on the other. Nothing calls upwards.
  */
 #ifndef PB_KVCACHE_INTERNAL_H
 #define PB_KVCACHE_INTERNAL_H
@@ -19,115 +22,6 @@
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0
 #error "pb_kvcache needs float and double without excess precision: compile with -msse2 -mfpmath=sse (32-bit x86) or -fexcess-precision=fast (gcc on s390x)"
 #endif
-
-/* ---- Kernels: score, pool, choose. Stateless, over arrays; used by the policies and by the prefill selection. ---- */
-
-/*
- * Column sums of `num_rows` rows of float weights, in double: sums[i] = 0.0 + rows[0][i] + rows[1][i] + ..., in this
- * order, for i < n. Row r starts at rows + r * stride and has lengths[r] columns (<= n); a column beyond them counts
- * as 0. `sums` does not overlap the rows.
- */
-void pb_kvcache_priv_column_sums(const float *rows, size_t stride, const uint32_t *lengths, size_t num_rows, size_t n,
-                                 double *sums);
-
-/*
- * Maximum over the neighbours i-(kernel-1)/2 .. i+(kernel-1)/2, clamped at both ends: pooled[i] for i < n. `kernel` is
- * odd and may exceed n. No NaN. `pooled` does not overlap `scores`.
- */
-void pb_kvcache_priv_pool_max(const double *scores, size_t n, size_t kernel, double *pooled);
-
-/*
- * Indices of the `count` lowest of n scores (count <= n), ties to the lower index, ascending, to `chosen`. O(n), no
- * allocation. No NaN; -0.0 equals 0.0.
- */
-void pb_kvcache_priv_choose_lowest(const double *scores, size_t n, size_t count, uint32_t *chosen);
-
-/* true where every weight is finite and >= 0 (-0.0 is). */
-bool pb_kvcache_priv_weights_ok(const float *weights, size_t n);
-
-/* Indices of the `count` highest of n < 2^32 scores, as above; what is not finite ranks below everything else. */
-void pb_kvcache_priv_choose_highest(const float *scores, size_t n, size_t count, uint32_t *chosen);
-
-/* The same, for scores of which none is NaN or +inf. */
-void pb_kvcache_priv_choose_highest_of_numbers(const float *scores, size_t n, size_t count, uint32_t *chosen);
-
-/* One row of pb_kvcache_pool_scores; NaN and infinities count as -inf. `workspace`: doubles, see below. */
-void pb_kvcache_priv_pool(const float *scores, size_t n, pb_kvcache_pooling pooling, size_t kernel, double *workspace,
-                          float *pooled);
-pb_kvcache_status pb_kvcache_priv_pool_doubles(size_t n, pb_kvcache_pooling pooling, size_t kernel, size_t *doubles);
-
-/* ---- Prefill selection ---- */
-
-#define PB_KVCACHE_PRIV_SEEN_BAD 1u      /* NaN or +inf */
-#define PB_KVCACHE_PRIV_SEEN_NEGATIVE 2u /* below 0 */
-
-/* The inner loops, by pb_kvcache_dtype, as one instruction set's copies. See lanes_body.h. Every copy gives the same
- * bits. */
-typedef struct pb_kvcache_priv_lanes {
-    bool (*top[3])(const void *row, size_t n, float *top);
-    double (*exps[3])(const void *row, size_t n, float scale, float top, float *e, const void *next);
-    uint32_t (*sums[3])(const void *rows, ptrdiff_t stride, size_t num_rows, size_t n, float *sums);
-    void (*convert[3])(const void *row, size_t n, float *floats);
-    void (*add_scaled)(const float *e, size_t n, float factor, float *sums);
-    bool (*finite)(const float *x, size_t n);
-    size_t (*below)(const int32_t *keys, size_t n, int32_t pivot); /* how many of fewer than 2^32 */
-    /* The rest is over n < 2^32 scores of which none is NaN. How many are >= threshold? */
-    size_t (*reaching)(const float *x, size_t n, float threshold);
-    /* How many are strictly between low < high, and their keys: all, or as many of the first as `capacity` - 16.
-     * Keys are integers that order as the scores do. Also how many are >= high. */
-    size_t (*between)(const float *x, size_t n, float low, float high, size_t *from_high, int32_t *keys,
-                      size_t capacity);
-    /* Indices of what exceeds the threshold and of the first `ties` that equal it, `count` in all, ascending. */
-    void (*above)(const float *x, size_t n, float threshold, size_t ties, size_t count, uint32_t *chosen);
-} pb_kvcache_priv_lanes;
-
-#define PB_KVCACHE_PRIV_LEVELS 3u
-
-/* Level 0 is portable C, higher ones need more; NULL where the level does not exist or this processor lacks it. */
-const pb_kvcache_priv_lanes *pb_kvcache_priv_lanes_at(unsigned level);
-const pb_kvcache_priv_lanes *pb_kvcache_priv_lanes_best(void);
-
-/* exp(t) for t <= 0, as the softmax uses it. */
-float pb_kvcache_priv_exp(float t);
-
-/* Scratch of one KV head: rows of n floats. */
-#define PB_KVCACHE_PRIV_SCRATCH_ROWS 3u
-typedef struct pb_kvcache_priv_scratch {
-    float *sums; /* of the window's rows */
-    float *exps;
-    float *copy; /* of a row that needs repair */
-} pb_kvcache_priv_scratch;
-pb_kvcache_priv_scratch pb_kvcache_priv_scratch_at(float *floats, size_t n);
-
-/* Scores of one KV head, n - window floats. Arguments are checked; values are not. */
-pb_kvcache_status pb_kvcache_priv_head_scores(const pb_kvcache_attention *attn, pb_kvcache_reduce reduce,
-                                              pb_kvcache_nan nan, size_t kv_head,
-                                              const pb_kvcache_priv_scratch *scratch, float *scores);
-
-pb_kvcache_status pb_kvcache_priv_attention_ok(const pb_kvcache_attention *attn, size_t first_head, size_t end_head);
-bool pb_kvcache_priv_overlaps_attention(const pb_kvcache_attention *attn, size_t first_head, size_t end_head,
-                                        const void *array, size_t bytes);
-bool pb_kvcache_priv_nan_ok(pb_kvcache_nan nan);
-bool pb_kvcache_priv_reduce_ok(pb_kvcache_reduce reduce);
-
-/* Rows first .. end-1 of `width` elements, `stride` elements apart, within an array of `capacity`, not overlapping. */
-pb_kvcache_status pb_kvcache_priv_rows_ok(const void *rows, size_t size, size_t stride, size_t first, size_t end,
-                                          size_t width, size_t capacity);
-pb_kvcache_status pb_kvcache_priv_scores_ok(const float *scores, size_t stride, size_t num_heads, size_t n,
-                                            pb_kvcache_nan nan);
-
-/* Bytes from the first element of the first row to the end of the last; false where they do not fit. */
-bool pb_kvcache_priv_span_bytes(size_t rows, size_t stride, size_t width, size_t size, size_t *bytes);
-bool pb_kvcache_priv_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes);
-bool pb_kvcache_priv_aligned(const void *pointer, size_t size);
-
-/* The first address in the workspace that is a whole cache line; workspace sizes include the slack. */
-#define PB_KVCACHE_PRIV_ALIGNMENT 64u
-void *pb_kvcache_priv_align(void *workspace);
-
-/* a * b and a + b for sizes: false where they do not fit, and then *out is untouched. */
-bool pb_kvcache_priv_mul(size_t a, size_t b, size_t *out);
-bool pb_kvcache_priv_add(size_t a, size_t b, size_t *out);
 
 /* The caller's allocator, or malloc and free for NULL. false where one of its functions is NULL. */
 bool pb_kvcache_priv_allocator(const pb_allocator *allocator, pb_allocator *out);

@@ -6,9 +6,9 @@
  * Microseconds for a row of 32,768 float logits, Zen 5, GCC 12 (SSE2, AVX2, AVX-512):
  *   top 12 1.9 1.0   exps 22 11 5.4   add_scaled 2.2 1.2 1.0   sums 8 3.2 1.5   between 26 26 2.9   above 15 15 1.5
  */
-#include <string.h>
+#include "lanes.h"
 
-#include "internal.h"
+#include "bits.h"
 
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__) && !defined(PB_KVCACHE_PORTABLE)
 #define CLONES 1
@@ -20,8 +20,7 @@
 #pragma STDC FP_CONTRACT OFF
 #endif
 
-/* Scores that one instruction of the widest set chooses among. */
-#define LANES 16u
+#define LANES PB_KVCACHE_PRIV_LANES
 /* Partial sums side by side: enough that no addition waits for the one before it with 512-bit registers (with 16 a row
  * took 8 % longer from GCC, 28 % from clang). Part of the definition of a sum. */
 #define SUM_LANES 64u
@@ -40,34 +39,11 @@
 #define SEEN_BAD PB_KVCACHE_PRIV_SEEN_BAD
 #define SEEN_NEGATIVE PB_KVCACHE_PRIV_SEEN_NEGATIVE
 
-static inline uint32_t bits_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline float float_of(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-#define SIGN 0x80000000u
-#define INFINITY_BITS 0x7F800000u
-
 /* a where the condition holds, else b, without a branch that a compiler would have to prove away. */
 static inline uint32_t choose(bool condition, uint32_t a, uint32_t b)
 {
     const uint32_t mask = 0u - (uint32_t)condition;
     return (a & mask) | (b & ~mask);
-}
-
-/* Signed integers in the order of the floats with these bits; its own inverse. */
-static inline int32_t key_of(uint32_t bits)
-{
-    return (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu));
 }
 
 /*
@@ -95,6 +71,8 @@ float pb_kvcache_priv_exp(float t)
 {
     return exp_to_one(t);
 }
+
+/* ---- Elements as floats, by the names of their kinds ---- */
 
 static inline float from_float(float x)
 {
@@ -125,130 +103,59 @@ static inline float probability(float x, uint32_t *seen)
     return float_of(choose(bad, SIGN | INFINITY_BITS, bits));
 }
 
-/*
- * lanes_body.h, per ELEMENT, its conversion TO_FLOAT, function names NAME() and function attributes TARGET. SET makes
- * the rest of one instruction set's copies, and the table of them.
- */
-#define SET(set)                                                                                                       \
-    TARGET static void add_scaled_##set(const float *restrict e, size_t n, float factor, float *restrict sums)         \
-    {                                                                                                                  \
-        for (size_t i = 0; i < n; ++i) {                                                                               \
-            sums[i] += e[i] * factor;                                                                                  \
-        }                                                                                                              \
-    }                                                                                                                  \
-    TARGET static bool finite_##set(const float *x, size_t n)                                                          \
-    {                                                                                                                  \
-        uint32_t most = 0;                                                                                             \
-        for (size_t i = 0; i < n; ++i) {                                                                               \
-            const uint32_t magnitude = bits_of(x[i]) & ~SIGN;                                                          \
-            most = magnitude > most ? magnitude : most;                                                                \
-        }                                                                                                              \
-        return most < INFINITY_BITS;                                                                                   \
-    }                                                                                                                  \
-    TARGET static size_t below_##set(const int32_t *keys, size_t n, int32_t pivot)                                     \
-    {                                                                                                                  \
-        uint32_t below = 0;                                                                                            \
-        for (size_t i = 0; i < n; ++i) {                                                                               \
-            below += (uint32_t)(keys[i] < pivot);                                                                      \
-        }                                                                                                              \
-        return below;                                                                                                  \
-    }                                                                                                                  \
-    TARGET static size_t reaching_##set(const float *x, size_t n, float threshold)                                     \
-    {                                                                                                                  \
-        uint32_t reaching = 0;                                                                                         \
-        for (size_t i = 0; i < n; ++i) {                                                                               \
-            reaching += (uint32_t)(x[i] >= threshold);                                                                 \
-        }                                                                                                              \
-        return reaching;                                                                                               \
-    }                                                                                                                  \
-    static const pb_kvcache_priv_lanes set = {                                                                         \
-        .top = {top_float_##set, top_half_##set, top_bfloat_##set},                                                    \
-        .exps = {exps_float_##set, exps_half_##set, exps_bfloat_##set},                                                \
-        .sums = {sums_float_##set, sums_half_##set, sums_bfloat_##set},                                                \
-        .convert = {convert_float_##set, convert_half_##set, convert_bfloat_##set},                                    \
-        .add_scaled = add_scaled_##set,                                                                                \
-        .finite = finite_##set,                                                                                        \
-        .below = below_##set,                                                                                          \
-        .reaching = reaching_##set,                                                                                    \
-        .between = between_##set,                                                                                      \
-        .above = above_##set,                                                                                          \
-    }
+/* ---- The two passes of a choice over all scores, by their keys ---- */
 
-/* ---- The two passes of a choice over all scores. None is NaN. ---- */
-
-static size_t between_portable(const float *x, size_t n, float low, float high, size_t *from_high, int32_t *keys,
+static size_t between_portable(const float *x, size_t n, int32_t low, int32_t high, size_t *from_high, int32_t *keys,
                                size_t capacity)
 {
-    size_t found = 0;
+    const uint32_t first = (uint32_t)low + 1u;
+    const uint32_t width = (uint32_t)high - first;
     uint32_t at_high = 0;
-    uint32_t over_low = 0;
+    uint32_t inside = 0;
     for (size_t i = 0; i < n; ++i) {
-        at_high += (uint32_t)(x[i] >= high);
-        over_low += (uint32_t)(x[i] > low);
+        const int32_t key = key_of(x[i]);
+        at_high += (uint32_t)(key >= high);
+        inside += (uint32_t)((uint32_t)key - first < width);
     }
     *from_high = at_high;
-    const size_t all = over_low > at_high ? over_low - at_high : 0;
-    const size_t most = all < capacity ? all : capacity;
-    const uint32_t first = (uint32_t)key_of(bits_of(low + 0.0f)) + 1u;
-    const uint32_t width = (uint32_t)key_of(bits_of(high + 0.0f)) - first;
-    for (size_t i = 0; found < most; ++i) {
-        const int32_t key = key_of(bits_of(x[i] + 0.0f));
+    const size_t most = inside < capacity ? inside : capacity;
+    size_t found = 0;
+    for (size_t i = 0; found < most && i < n; ++i) {
+        const int32_t key = key_of(x[i]);
         keys[found] = key;
         found += (size_t)((uint32_t)key - first < width);
     }
-    return all;
+    return inside;
 }
 
-static void above_portable(const float *x, size_t n, float threshold, size_t ties, size_t count, uint32_t *chosen)
+static void above_portable(const float *x, size_t n, int32_t threshold, size_t ties, size_t count, uint32_t *chosen)
 {
     size_t written = 0;
     size_t i = 0;
-    for (; ties > 0 && i < n; ++i) {
+    for (; ties > 0 && written < count && i < n; ++i) {
+        const int32_t key = key_of(x[i]);
         chosen[written] = (uint32_t)i;
-        written += (size_t)(x[i] >= threshold);
-        ties -= (size_t)(x[i] == threshold);
+        written += (size_t)(key >= threshold);
+        ties -= (size_t)(key == threshold);
     }
     for (; written < count && i < n; ++i) {
         chosen[written] = (uint32_t)i;
-        written += (size_t)(x[i] > threshold);
+        written += (size_t)(key_of(x[i]) > threshold);
     }
 }
 
+#define SET portable
 #define TARGET
-#define ELEMENT float
-#define TO_FLOAT from_float
-#define NAME(function) function##_float_portable
-#include "lanes_body.h"
-#define ELEMENT uint16_t
-#define TO_FLOAT from_half
-#define NAME(function) function##_half_portable
-#include "lanes_body.h"
-#define ELEMENT uint16_t
-#define TO_FLOAT from_bfloat
-#define NAME(function) function##_bfloat_portable
-#include "lanes_body.h"
-SET(portable);
-#undef TARGET
+#define BETWEEN between_portable
+#define ABOVE above_portable
+#include "lanes_set.h"
 
 #ifdef CLONES
-/* What this copy's compiler makes of the portable passes is no faster. */
-#define between_avx2 between_portable
-#define above_avx2 above_portable
+#define SET avx2
 #define TARGET __attribute__((target("avx2")))
-#define ELEMENT float
-#define TO_FLOAT from_float
-#define NAME(function) function##_float_avx2
-#include "lanes_body.h"
-#define ELEMENT uint16_t
-#define TO_FLOAT from_half
-#define NAME(function) function##_half_avx2
-#include "lanes_body.h"
-#define ELEMENT uint16_t
-#define TO_FLOAT from_bfloat
-#define NAME(function) function##_bfloat_avx2
-#include "lanes_body.h"
-SET(avx2);
-#undef TARGET
+#define BETWEEN between_portable /* what a compiler makes of these for AVX2 is no faster */
+#define ABOVE above_portable
+#include "lanes_set.h"
 
 #define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,popcnt"
 #ifdef __clang__
@@ -257,45 +164,54 @@ SET(avx2);
 #define TARGET __attribute__((target(AVX512 ",prefer-vector-width=512")))
 #endif
 
-/* Only these have an instruction that packs the marked elements of a vector, which no compiler finds in a loop. */
-TARGET static size_t between_avx512(const float *x, size_t n, float low, float high, size_t *from_high, int32_t *keys,
-                                    size_t capacity)
+/* The keys of 16 scores, and which of them are there: the last vector of a row may be partly beyond it. */
+TARGET static inline __m512i keys_avx512(const float *x, size_t left, __mmask16 *there)
 {
-    const __m512 lows = _mm512_set1_ps(low);
-    const __m512 highs = _mm512_set1_ps(high);
+    *there = (__mmask16)(left >= LANES ? 0xFFFFu : (1u << left) - 1u);
+    const __m512i bits = _mm512_maskz_loadu_epi32(*there, x);
+    const __m512i negative = _mm512_srai_epi32(bits, 31);
+    const __m512i magnitudes = _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX));
+    return _mm512_sub_epi32(_mm512_xor_si512(magnitudes, negative), negative);
+}
+
+/* Only these have an instruction that packs the marked elements of a vector, which no compiler finds in a loop. */
+TARGET static size_t between_avx512(const float *x, size_t n, int32_t low, int32_t high, size_t *from_high,
+                                    int32_t *keys, size_t capacity)
+{
+    const __m512i lows = _mm512_set1_epi32(low);
+    const __m512i highs = _mm512_set1_epi32(high);
     const __m512i one = _mm512_set1_epi32(1);
     __m512i reached = _mm512_setzero_si512();
     size_t found = 0;
     size_t stored = 0;
     for (size_t i = 0; i < n; i += LANES) {
-        const __mmask16 there = (__mmask16)(n - i >= LANES ? 0xFFFFu : (1u << (n - i)) - 1u);
-        const __m512 scores = _mm512_maskz_loadu_ps(there, x + i);
-        const __mmask16 at_high = _mm512_mask_cmp_ps_mask(there, scores, highs, _CMP_GE_OQ);
-        const __mmask16 inside = _kandn_mask16(at_high, _mm512_mask_cmp_ps_mask(there, scores, lows, _CMP_GT_OQ));
+        __mmask16 there;
+        const __m512i scores = keys_avx512(x + i, n - i, &there);
+        const __mmask16 at_high = _mm512_mask_cmpge_epi32_mask(there, scores, highs);
+        const __mmask16 inside = _kandn_mask16(at_high, _mm512_mask_cmpgt_epi32_mask(there, scores, lows));
         reached = _mm512_mask_add_epi32(reached, at_high, reached, one);
-        _mm512_storeu_si512(keys + stored, _mm512_maskz_compress_epi32(inside, _mm512_castps_si512(scores)));
+        _mm512_storeu_si512(keys + stored, _mm512_maskz_compress_epi32(inside, scores));
         found += (size_t)_mm_popcnt_u32(inside);
         stored = found + LANES <= capacity ? found : capacity - LANES; /* the last vector is then overwritten */
-    }
-    for (size_t i = 0; i < stored; ++i) {
-        keys[i] = key_of(bits_of(float_of((uint32_t)keys[i]) + 0.0f));
     }
     *from_high = (size_t)(uint32_t)_mm512_reduce_add_epi32(reached);
     return found;
 }
 
-TARGET static void above_avx512(const float *x, size_t n, float threshold, size_t ties, size_t count, uint32_t *chosen)
+TARGET static void above_avx512(const float *x, size_t n, int32_t threshold, size_t ties, size_t count,
+                                uint32_t *chosen)
 {
-    const __m512 thresholds = _mm512_set1_ps(threshold);
+    const __m512i thresholds = _mm512_set1_epi32(threshold);
     const __m512i step = _mm512_set1_epi32((int)LANES);
     __m512i indices = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     size_t written = 0;
     size_t i = 0;
-    /* While ties are still taken, one vector after the other with care; then without. */
+    __mmask16 there;
+    /* While ties are still taken, one vector after the other with care. Then without. */
     for (; written < count && i < n; i += LANES) {
         if (ties == 0 && written + LANES <= count && n - i >= LANES) {
             for (; written + LANES <= count && n - i >= LANES; i += LANES) {
-                const __mmask16 take = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), thresholds, _CMP_GT_OQ);
+                const __mmask16 take = _mm512_cmpgt_epi32_mask(keys_avx512(x + i, LANES, &there), thresholds);
                 _mm512_storeu_si512(chosen + written, _mm512_maskz_compress_epi32(take, indices));
                 written += (size_t)_mm_popcnt_u32(take);
                 indices = _mm512_add_epi32(indices, step);
@@ -304,15 +220,15 @@ TARGET static void above_avx512(const float *x, size_t n, float threshold, size_
                 break;
             }
         }
-        const __mmask16 there = (__mmask16)(n - i >= LANES ? 0xFFFFu : (1u << (n - i)) - 1u);
-        const __m512 scores = _mm512_maskz_loadu_ps(there, x + i);
-        unsigned take = _mm512_mask_cmp_ps_mask(there, scores, thresholds, _CMP_GT_OQ);
-        for (unsigned tied = _mm512_mask_cmp_ps_mask(there, scores, thresholds, _CMP_EQ_OQ); tied != 0 && ties > 0;
+        const __m512i scores = keys_avx512(x + i, n - i, &there);
+        unsigned take = _mm512_mask_cmpgt_epi32_mask(there, scores, thresholds);
+        for (unsigned tied = _mm512_mask_cmpeq_epi32_mask(there, scores, thresholds); tied != 0 && ties > 0;
              tied &= tied - 1u) {
             take |= tied & (0u - tied);
             --ties;
         }
-        const unsigned taken = (unsigned)_mm_popcnt_u32(take);
+        size_t taken = (size_t)_mm_popcnt_u32(take);
+        taken = taken < count - written ? taken : count - written;
         _mm512_mask_storeu_epi32(chosen + written, (__mmask16)((1u << taken) - 1u),
                                  _mm512_maskz_compress_epi32((__mmask16)take, indices));
         written += taken;
@@ -320,20 +236,10 @@ TARGET static void above_avx512(const float *x, size_t n, float threshold, size_
     }
 }
 
-#define ELEMENT float
-#define TO_FLOAT from_float
-#define NAME(function) function##_float_avx512
-#include "lanes_body.h"
-#define ELEMENT uint16_t
-#define TO_FLOAT from_half
-#define NAME(function) function##_half_avx512
-#include "lanes_body.h"
-#define ELEMENT uint16_t
-#define TO_FLOAT from_bfloat
-#define NAME(function) function##_bfloat_avx512
-#include "lanes_body.h"
-SET(avx512);
-#undef TARGET
+#define SET avx512
+#define BETWEEN between_avx512
+#define ABOVE above_avx512
+#include "lanes_set.h"
 #endif
 
 const pb_kvcache_priv_lanes *pb_kvcache_priv_lanes_at(unsigned level)

@@ -1,6 +1,10 @@
 /*
- * The inner loops of the window scores, for one kind of element and one instruction set. lanes.c includes this file
- * once for each of them and says there what the macros mean.
+ * The inner loops of the window scores, for one kind of element and one instruction set. lanes_set.h includes this file
+ * once for each kind and defines what this one undefines again:
+ *   ELEMENT         what a row is made of
+ *   TO_FLOAT(x)     an element as a float
+ *   NAME(function)  the function's name with the kind's and the set's
+ * TARGET, the functions' attributes, stays.
  */
 
 /*
@@ -14,12 +18,12 @@ TARGET static bool NAME(top)(const void *row, size_t n, float *top)
     int32_t most = INT32_MIN;
     int32_t least = INT32_MAX;
     for (size_t i = 0; i < n; ++i) {
-        const int32_t key = key_of(bits_of(TO_FLOAT(x[i])));
+        const int32_t key = key_of(TO_FLOAT(x[i]));
         most = key > most ? key : most;
         least = key < least ? key : least;
     }
-    *top = float_of((uint32_t)key_of((uint32_t)most));
-    return most < key_of(INFINITY_BITS) && least >= key_of(INFINITY_BITS | SIGN);
+    *top = float_of_key(most);
+    return most < INFINITY_KEY && least >= -INFINITY_KEY;
 }
 
 /*

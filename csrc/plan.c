@@ -1,374 +1,162 @@
 /*
- * The planner, in exact arithmetic from the weights to the budgets.
+ * The planner. Weights become 61-bit integers on the largest one's power of two. With R blocks over weights that sum to
+ * S, a layer's target is then the fraction R*w / S: 128 bits hold every product, and remainders compare exactly.
  *
- * Everything is counted in multiples of `multiple_of` ("blocks"). A finite double is an integer times a power of two,
- * so on a common power all weights are integers W, and with R blocks for layers whose weights sum to S the target of
- * one of them is the fraction R*W / S: its floor and remainder come from one division of integers, and remainders of
- * different layers compare as integers. Weights may be 2^2000 apart, so the integers are as wide as they have to be.
- * Doubles are only used where their error is bounded and too small to change the answer.
+ * Everything is counted in multiples of `multiple_of` ("blocks"). Doubles do nothing but guess quotients, and integers
+ * put the guesses right, so neither a rounding mode nor a compiler can change a plan.
  */
 #include <string.h>
 
 #include "internal.h"
 
-/* ---- Integers of any size that can occur ---- */
+/* ---- Integers of 128 bits ---- */
+
+typedef struct wide {
+    uint64_t high;
+    uint64_t low;
+} wide;
+
+static inline wide add(wide x, wide y)
+{
+    const uint64_t low = x.low + y.low;
+    return (wide){x.high + y.high + (low < x.low), low};
+}
+
+/* x - y, for y <= x */
+static inline wide subtract(wide x, wide y)
+{
+    return (wide){x.high - y.high - (x.low < y.low), x.low - y.low};
+}
+
+static inline bool less(wide x, wide y)
+{
+    return x.high != y.high ? x.high < y.high : x.low < y.low;
+}
+
+static inline bool is_zero(wide x)
+{
+    return (x.high | x.low) == 0;
+}
+
+static inline wide product(uint64_t x, uint64_t y)
+{
+    const uint64_t a = (x & UINT32_MAX) * (y & UINT32_MAX);
+    const uint64_t b = (x >> 32) * (y & UINT32_MAX) + (a >> 32);
+    const uint64_t c = (x & UINT32_MAX) * (y >> 32) + (b & UINT32_MAX);
+    return (wide){(x >> 32) * (y >> 32) + (b >> 32) + (c >> 32), (c << 32) | (a & UINT32_MAX)};
+}
+
+/* x * y, which fits. */
+static inline wide multiply(wide x, uint64_t y)
+{
+    wide result = product(x.low, y);
+    result.high += x.high * y;
+    return result;
+}
+
+/* floor(x / 2^times) for times > 0 */
+static inline wide halved(wide x, int64_t times)
+{
+    if (times >= 64) {
+        return (wide){0, times < 128 ? x.high >> (times - 64) : 0};
+    }
+    return (wide){x.high >> times, (x.low >> times) | (x.high << (64 - times))};
+}
+
+static inline double approximate(wide x)
+{
+    return (double)x.high * 0x1p64 + (double)x.low;
+}
 
 /*
- * Doubles span 2^-1074 .. 2^1024: 2098 bits. A sum over 2^32 layers takes 32 more, a product with a count of blocks 64:
- * 2194 bits are 69 limbs.
+ * Return floor(*x / d), which fits 64 bits, and leave the remainder in *x.
+ *
+ * A guess is within 2^-49 of the quotient in every rounding mode. Less its 2^-40th part it is not above the quotient
+ * from 2^40 on, and below that it is at most 1 above. Two turns find any quotient.
  */
-enum { LIMBS = 70 };
-
-/* limb[0] is the lowest; limb[n-1] is not 0, and zero has n = 0. */
-typedef struct big {
-    uint32_t n;
-    uint32_t limb[LIMBS];
-} big;
-
-static inline void trim(big *x)
+static inline uint64_t divide(wide *x, wide d)
 {
-    while (x->n > 0 && x->limb[x->n - 1] == 0) {
-        --x->n;
-    }
-}
-
-static inline void copy(big *out, const big *x)
-{
-    out->n = x->n;
-    for (uint32_t i = 0; i < x->n; ++i) {
-        out->limb[i] = x->limb[i];
-    }
-}
-
-/* out = value * 2^shift */
-static inline void set(big *out, uint64_t value, uint32_t shift)
-{
-    if (shift == 0) {
-        out->limb[0] = (uint32_t)value;
-        out->limb[1] = (uint32_t)(value >> 32);
-        out->n = 2;
-    } else {
-        const uint32_t whole = shift / 32;
-        const uint32_t bits = shift % 32;
-        const uint64_t low = (value & UINT32_MAX) << bits;
-        const uint64_t high = ((value >> 32) << bits) + (low >> 32);
-        for (uint32_t i = 0; i < whole; ++i) {
-            out->limb[i] = 0;
+    const double divisor = approximate(d);
+    uint64_t quotient = 0;
+    while (!less(*x, d)) {
+        const double guess = approximate(*x) / divisor;
+        uint64_t part = guess < 0x1p63 ? (uint64_t)guess : (uint64_t)1 << 63;
+        part -= part >> 40;
+        part += part == 0;
+        if (less(*x, multiply(d, part))) {
+            --part;
         }
-        out->limb[whole] = (uint32_t)low;
-        out->limb[whole + 1] = (uint32_t)high;
-        out->limb[whole + 2] = (uint32_t)(high >> 32);
-        out->n = whole + 3;
-    }
-    trim(out);
-}
-
-/* x of at most two limbs */
-static inline uint64_t get(const big *x)
-{
-    return x->n == 0 ? 0 : x->n == 1 ? x->limb[0] : ((uint64_t)x->limb[1] << 32) | x->limb[0];
-}
-
-static inline int compare(const big *x, const big *y)
-{
-    if (x->n != y->n) {
-        return x->n < y->n ? -1 : 1;
-    }
-    for (uint32_t i = x->n; i-- > 0;) {
-        if (x->limb[i] != y->limb[i]) {
-            return x->limb[i] < y->limb[i] ? -1 : 1;
-        }
-    }
-    return 0;
-}
-
-/* x += y */
-static inline void add(big *x, const big *y)
-{
-    uint64_t carry = 0;
-    for (; x->n < y->n; ++x->n) {
-        x->limb[x->n] = 0;
-    }
-    for (uint32_t i = 0; i < x->n; ++i) {
-        carry += (uint64_t)x->limb[i] + (i < y->n ? y->limb[i] : 0u);
-        x->limb[i] = (uint32_t)carry;
-        carry >>= 32;
-    }
-    if (carry != 0) {
-        x->limb[x->n++] = (uint32_t)carry;
-    }
-}
-
-/* x -= y, for y <= x */
-static inline void subtract(big *x, const big *y)
-{
-    uint64_t borrow = 0;
-    for (uint32_t i = 0; i < x->n; ++i) {
-        const uint64_t difference = (uint64_t)x->limb[i] - (i < y->n ? y->limb[i] : 0u) - borrow;
-        x->limb[i] = (uint32_t)difference;
-        borrow = difference >> 63;
-    }
-    trim(x);
-}
-
-/* out = x * factor */
-static inline void multiply(big *out, const big *x, uint64_t factor)
-{
-    const uint64_t low = factor & UINT32_MAX;
-    const uint64_t high = factor >> 32;
-    uint64_t carry = 0;
-    for (uint32_t i = 0; i < x->n; ++i) {
-        carry += x->limb[i] * low;
-        out->limb[i] = (uint32_t)carry;
-        carry >>= 32;
-    }
-    out->limb[x->n] = (uint32_t)carry;
-    out->n = x->n + 1;
-    if (high != 0) {
-        carry = 0;
-        for (uint32_t i = 0; i < x->n; ++i) {
-            carry += x->limb[i] * high + out->limb[i + 1];
-            out->limb[i + 1] = (uint32_t)carry;
-            carry >>= 32;
-        }
-        out->limb[x->n + 1] = (uint32_t)carry;
-        out->n = x->n + 2;
-    }
-    trim(out);
-}
-
-/* What many numbers are divided by. */
-typedef struct divisor {
-    big value;
-    uint32_t from;  /* limbs below this one are left out of estimates */
-    double inverse; /* of the limbs from there on */
-} divisor;
-
-static inline double estimate(const big *x, uint32_t from)
-{
-    double sum = 0.0;
-    for (uint32_t i = x->n; i-- > from;) {
-        sum = sum * 4294967296.0 + x->limb[i];
-    }
-    return sum;
-}
-
-static void prepare(divisor *d)
-{
-    d->from = d->value.n > 3 ? d->value.n - 3 : 0;
-    d->inverse = 1.0 / estimate(&d->value, d->from);
-}
-
-/* No bound reaches quotients of this size. */
-#define FAR ((uint64_t)1 << 33)
-
-/*
- * Return floor(x / d) and leave the remainder in x, for x < 2^64 * d. A quotient above FAR is answered as FAR, and x is
- * then of no use.
- */
-static inline uint64_t divide(big *x, const divisor *d)
-{
-    if (x->n <= 2 && d->value.n <= 2) {
-        const uint64_t numerator = get(x);
-        const uint64_t denominator = get(&d->value);
-        const uint64_t quotient = numerator / denominator;
-        set(x, numerator - quotient * denominator, 0);
-        return quotient < FAR ? quotient : FAR;
-    }
-    /*
-     * Both estimates are within 2^-50 of their numbers, so below FAR the quotient is wrong by less than 2^-15 and its
-     * floor by at most 1. Comparing with the exact product puts that right, so the estimate decides nothing.
-     */
-    const double guess = estimate(x, d->from) * d->inverse;
-    if (guess >= (double)FAR) {
-        return FAR;
-    }
-    uint64_t quotient = (uint64_t)guess;
-    if (quotient != 0) {
-        big product;
-        multiply(&product, &d->value, quotient);
-        while (compare(&product, x) > 0) {
-            subtract(&product, &d->value);
-            --quotient;
-        }
-        subtract(x, &product);
-    }
-    while (compare(x, &d->value) >= 0) {
-        subtract(x, &d->value);
-        ++quotient;
+        *x = subtract(*x, multiply(d, part));
+        quotient += part;
     }
     return quotient;
 }
 
-/* ---- Numbers of 128 significant bits, for geometric weights ---- */
+/* ---- Numbers of 128 significant bits ---- */
 
-/* (high + low / 2^64) / 2^63 * 2^exponent; the highest bit of `high` is set. */
+/* mantissa / 2^127 * 2^exponent; the highest bit of the mantissa is set, but for 0. */
 typedef struct real {
-    uint64_t high;
-    uint64_t low;
-    int32_t exponent;
+    wide mantissa;
+    int64_t exponent;
 } real;
 
-/* The 128 bits of x * y. With the compiler's 128-bit integers 128 geometric layers take 4.0 us, without them 5.6 us. */
-static inline uint64_t product_128(uint64_t x, uint64_t y, uint64_t *high)
-{
-#ifdef __SIZEOF_INT128__
-    __extension__ typedef unsigned __int128 uint128;
-    const uint128 product = (uint128)x * y;
-    *high = (uint64_t)(product >> 64);
-    return (uint64_t)product;
-#else
-    const uint64_t x0 = x & UINT32_MAX;
-    const uint64_t x1 = x >> 32;
-    const uint64_t y0 = y & UINT32_MAX;
-    const uint64_t y1 = y >> 32;
-    const uint64_t low = x0 * y0;
-    const uint64_t middle = x1 * y0 + (low >> 32);
-    const uint64_t other = x0 * y1 + (middle & UINT32_MAX);
-    *high = x1 * y1 + (middle >> 32) + (other >> 32);
-    return (other << 32) | (low & UINT32_MAX);
-#endif
-}
+#define TOP_BIT ((uint64_t)1 << 63)
 
-/* The upper 192 of the 256 bits of x * y: top[0] is the highest. */
-static inline void product_192(uint64_t x_high, uint64_t x_low, uint64_t y_high, uint64_t y_low, uint64_t *top)
-{
-    uint64_t a;
-    uint64_t b;
-    uint64_t c;
-    uint64_t d;
-    (void)product_128(x_low, y_low, &a);
-    const uint64_t one = product_128(x_high, y_low, &b);
-    const uint64_t other = product_128(x_low, y_high, &c);
-    const uint64_t upper = product_128(x_high, y_high, &d);
-    top[2] = a + one;
-    uint64_t carry = top[2] < one;
-    top[2] += other;
-    carry += top[2] < other;
-    top[1] = upper + carry;
-    top[0] = d + (top[1] < carry);
-    top[1] += b;
-    top[0] += top[1] < b;
-    top[1] += c;
-    top[0] += top[1] < c;
-}
-
-/* x *= y, cut to 128 bits: at most 2^-127 too small, relatively. */
-static inline void real_multiply(real *x, const real *y)
-{
-    uint64_t top[3];
-    product_192(x->high, x->low, y->high, y->low, top);
-    x->exponent += y->exponent;
-    if (top[0] >> 63) {
-        ++x->exponent;
-        x->high = top[0];
-        x->low = top[1];
-    } else {
-        x->high = (top[0] << 1) | (top[1] >> 63);
-        x->low = (top[1] << 1) | (top[2] >> 63);
-    }
-}
-
-/* A finite double > 0 as mantissa * 2^exponent, the mantissa odd. */
-static inline void split(double value, uint64_t *mantissa, int32_t *exponent)
+/* A finite double >= 0, by its bits: the same in every rounding mode, and with subnormals switched off. */
+static inline real real_of(double value)
 {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
-    const int32_t field = (int32_t)(bits >> 52); /* the sign bit is 0 */
-    uint64_t m = bits & (((uint64_t)1 << 52) - 1);
-    int32_t e = field == 0 ? -1074 : field - 1075;
+    const int64_t field = (int64_t)(bits >> 52);
+    real x = {{bits << 11, 0}, field - 1023};
     if (field != 0) {
-        m |= (uint64_t)1 << 52;
-    }
-    for (int step = 32; step > 0; step /= 2) {
-        if ((m & (((uint64_t)1 << step) - 1)) == 0) {
-            m >>= step;
-            e += step;
+        x.mantissa.high |= TOP_BIT;
+    } else if (bits != 0) { /* subnormal */
+        for (x.exponent = -1022; x.mantissa.high < TOP_BIT; --x.exponent) {
+            x.mantissa.high <<= 1;
         }
     }
-    *mantissa = m;
-    *exponent = e;
+    return x;
 }
 
-static void real_set(real *out, double value)
+static bool is_positive(double value)
 {
-    uint64_t m;
-    int32_t e;
-    split(value, &m, &e);
-    e += 63;
-    while (!(m >> 63)) {
-        m <<= 1;
-        --e;
-    }
-    out->high = m;
-    out->low = 0;
-    out->exponent = e;
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits != 0 && bits < (uint64_t)0x7FF << 52;
 }
 
-/* (carry + high / 2^64 + low / 2^128) / n in place, without its whole part; carry < n. */
-static void fraction_divide(uint64_t carry, uint64_t *high, uint64_t *low, uint32_t n)
+/* x * y, cut to 127 or 128 bits: exact where it has no more, else at most 2^-124 too small, relatively. */
+static inline real real_multiply(real x, real y)
 {
-    uint64_t *const words[2] = {high, low};
-    for (int i = 0; i < 2; ++i) {
-        const uint64_t upper = (carry << 32) | (*words[i] >> 32);
-        const uint64_t lower = ((upper % n) << 32) | (*words[i] & UINT32_MAX);
-        *words[i] = ((upper / n) << 32) | (lower / n);
-        carry = lower % n;
-    }
+    const wide middle = add((wide){0, product(x.mantissa.high, y.mantissa.low).high},
+                            (wide){0, product(x.mantissa.low, y.mantissa.high).high});
+    wide mantissa = add(product(x.mantissa.high, y.mantissa.high), middle);
+    const bool carry = mantissa.high >= TOP_BIT; /* the product of the mantissas is 2 or more */
+    return (real){carry ? mantissa : add(mantissa, mantissa), x.exponent + y.exponent + carry};
 }
 
-/* ln 2, its first 128 fractional bits */
-#define LN2_HIGH 0xb17217f7d1cf79abu
-#define LN2_LOW 0xc9e3b39803f2f6afu
-
-/*
- * out = value^(-1/n), to about 2^-120: the binary logarithm by repeated squaring, divided by -n, and the exponential by
- * its series.
- */
-static void real_root(real *out, double value, uint32_t n)
+/* ratio * x^n <= 1? */
+static bool is_below_one(real ratio, real x, uint32_t n)
 {
-    real power;
-    uint64_t fraction[2] = {0, 0}; /* the higher bits first */
-    real_set(&power, value);
-    int64_t whole = power.exponent;
-    power.exponent = 0;
-    for (int bit = 0; bit < 128; ++bit) {
-        const real same = power;
-        real_multiply(&power, &same);
-        if (power.exponent != 0) { /* the square is 2 or more */
-            power.exponent = 0;
-            fraction[bit / 64] |= (uint64_t)1 << (63 - bit % 64);
-        }
+    for (; n > 0; n >>= 1, x = real_multiply(x, x)) {
+        ratio = n & 1u ? real_multiply(ratio, x) : ratio;
     }
-    /* log2(value) = whole + fraction; change the sign */
-    fraction[1] = ~fraction[1] + 1;
-    fraction[0] = ~fraction[0] + (fraction[1] == 0);
-    whole = -whole - ((fraction[0] | fraction[1]) != 0);
-    /* divide by n, rounding down */
-    int64_t quotient = whole / n;
-    int64_t rest = whole % n;
-    if (rest < 0) {
-        --quotient;
-        rest += n;
+    return ratio.exponent < 0 || (ratio.exponent == 0 && ratio.mantissa.high == TOP_BIT && ratio.mantissa.low == 0);
+}
+
+/* ratio^(-1/n) for a double, to 2^-95, bit by bit. */
+static real inverse_root(real ratio, uint32_t n)
+{
+    /* -log2(ratio) lies in -exponent - 1 .. -exponent, and is the upper end for a power of two alone. */
+    const int64_t log = -ratio.exponent - (ratio.mantissa.high != TOP_BIT);
+    real root = {{TOP_BIT, 0}, log / n - (log % n < 0)};
+    for (int bit = 126; bit >= 32; --bit) {
+        real larger = root;
+        *(bit < 64 ? &larger.mantissa.low : &larger.mantissa.high) |= (uint64_t)1 << (bit % 64);
+        root = is_below_one(ratio, larger, n) ? larger : root;
     }
-    fraction_divide((uint64_t)rest, &fraction[0], &fraction[1], n);
-    /* 2^fraction = 1 + x + x^2/2! + ..., x = fraction * ln 2 */
-    uint64_t x[3];
-    uint64_t term[3];
-    product_192(fraction[0], fraction[1], LN2_HIGH, LN2_LOW, x);
-    uint64_t high = x[0];
-    uint64_t low = x[1];
-    term[0] = x[0];
-    term[1] = x[1];
-    for (uint32_t k = 2; (term[0] | term[1]) != 0; ++k) {
-        product_192(term[0], term[1], x[0], x[1], term);
-        fraction_divide(0, &term[0], &term[1], k);
-        low += term[1];
-        high += term[0] + (low < term[1]);
-    }
-    out->high = ((uint64_t)1 << 63) | (high >> 1);
-    out->low = (high << 63) | (low >> 1);
-    out->exponent = (int32_t)quotient;
+    return root;
 }
 
 /* ---- The weights, as integers, from layer 0 on ---- */
@@ -376,89 +164,65 @@ static void real_root(real *out, double value, uint32_t n)
 typedef struct weights {
     const pb_kvcache_plan_params *params;
     pb_kvcache_plan_shape shape; /* UNIFORM also for a pyramid of one layer */
-    int32_t grid;                /* WEIGHTS and GEOMETRIC: integers times 2^grid */
-    bool falling;                /* PYRAMID: each weight is the one before, less or plus `step` */
-    big first;
-    big step;
+    uint32_t last;               /* the last layer */
+    int64_t exponent;            /* of the largest weight, which becomes 2^60 .. 2^61 - 1 */
+    real ratio;
     real factor;  /* GEOMETRIC: each over the one before */
     real running; /* GEOMETRIC: the current one, before rounding */
-    big value;    /* the current one */
 } weights;
 
 static void weights_start(weights *w, const pb_kvcache_plan_params *params, size_t num_layers)
 {
-    w->params = params;
-    w->shape = params->shape;
-    w->grid = 0;
-    w->falling = false;
+    *w = (weights){.params = params, .shape = params->shape, .last = (uint32_t)(num_layers - 1)};
     if (num_layers == 1 && w->shape != PB_KVCACHE_PLAN_WEIGHTS) {
         w->shape = PB_KVCACHE_PLAN_UNIFORM;
     }
-    const uint32_t steps = (uint32_t)(num_layers - 1);
-    if (w->shape == PB_KVCACHE_PLAN_PYRAMID) {
-        /* ratio = m * 2^e: w[l] = ratio*(L-1-l) + l, times 2^-e where e < 0, falls by ratio - 1 a layer. */
-        uint64_t m;
-        int32_t e;
-        big one;
-        split(params->ratio, &m, &e);
-        set(&w->step, m, e > 0 ? (uint32_t)e : 0);
-        set(&one, 1, e < 0 ? (uint32_t)-e : 0);
-        multiply(&w->first, &w->step, steps);
-        w->falling = compare(&w->step, &one) >= 0;
-        if (w->falling) {
-            subtract(&w->step, &one);
-        } else {
-            subtract(&one, &w->step);
-            copy(&w->step, &one);
-        }
-    } else if (w->shape == PB_KVCACHE_PLAN_GEOMETRIC) {
-        real_set(&w->running, params->ratio);
-        real_root(&w->factor, params->ratio, steps);
-        /* 53 bits of the smallest weight, and one more: the last one, 1, may come out just below. */
-        w->grid = (w->running.exponent < 0 ? w->running.exponent : 0) - 53;
+    if (w->shape == PB_KVCACHE_PLAN_PYRAMID) { /* the largest is ratio * last or last */
+        const real largest = real_of((double)w->last);
+        w->ratio = real_of(params->ratio);
+        w->exponent = w->ratio.exponent < 0 ? largest.exponent : real_multiply(w->ratio, largest).exponent;
+    } else if (w->shape == PB_KVCACHE_PLAN_GEOMETRIC) { /* the largest is ratio or 1 */
+        w->ratio = real_of(params->ratio);
+        w->exponent = w->ratio.exponent < 0 ? 0 : w->ratio.exponent;
+        w->factor = inverse_root(w->ratio, w->last);
     } else if (w->shape == PB_KVCACHE_PLAN_WEIGHTS) {
-        w->grid = INT32_MAX;
+        w->exponent = INT64_MIN;
         for (size_t layer = 0; layer < num_layers; ++layer) {
-            uint64_t m;
-            int32_t e;
-            split(params->weights[layer], &m, &e);
-            w->grid = e < w->grid ? e : w->grid;
+            const int64_t exponent = real_of(params->weights[layer]).exponent;
+            w->exponent = exponent > w->exponent ? exponent : w->exponent;
         }
     }
 }
 
-/* Make w->value the weight of `layer`; to be called for layers 0, 1, 2, ... in turn, and then from 0 again. */
-static inline void weights_next(weights *w, size_t layer)
+/*
+ * ratio * (last - layer) + layer, rounded down once. With 32 bits below the integer's own one of the two terms is a
+ * whole number, the first where the ratio is 1 or more, else the second: rounding each down rounds their sum down.
+ */
+static uint64_t pyramid_weight(const weights *w, size_t layer)
 {
-    switch (w->shape) {
-    case PB_KVCACHE_PLAN_UNIFORM: set(&w->value, 1, 0); break;
-    case PB_KVCACHE_PLAN_PYRAMID:
-        if (layer == 0) {
-            copy(&w->value, &w->first);
-        } else if (w->falling) {
-            subtract(&w->value, &w->step);
-        } else {
-            add(&w->value, &w->step);
-        }
-        break;
-    case PB_KVCACHE_PLAN_GEOMETRIC: {
-        if (layer == 0) {
-            real_set(&w->running, w->params->ratio);
-        } else {
-            real_multiply(&w->running, &w->factor);
-        }
-        const uint64_t rounded = (w->running.high >> 11) + ((w->running.high >> 10) & 1u); /* 53 bits, or 2^53 */
-        set(&w->value, rounded, (uint32_t)(w->running.exponent - 52 - w->grid));
-        break;
+    const real first = real_multiply(w->ratio, real_of((double)(w->last - layer))); /* 85 bits: exact */
+    const real second = real_of((double)layer);
+    const wide sum = add(halved(first.mantissa, 127 - 92 + w->exponent - first.exponent),
+                         halved(second.mantissa, 127 - 92 + w->exponent - second.exponent));
+    return halved(sum, 32).low;
+}
+
+/* The weight of `layer`, at least 1: to be asked for layers 0, 1, 2, ... in turn, and then from 0 again. */
+static inline uint64_t weights_next(weights *w, size_t layer)
+{
+    uint64_t weight = 1;
+    if (w->shape == PB_KVCACHE_PLAN_PYRAMID) {
+        weight = pyramid_weight(w, layer);
+    } else if (w->shape == PB_KVCACHE_PLAN_GEOMETRIC) {
+        w->running = layer == 0 ? w->ratio : real_multiply(w->running, w->factor);
+        const uint64_t top = w->running.mantissa.high;
+        const uint64_t rounded = (top >> 11) + ((top >> 10) & 1u); /* 53 bits, or 2^53 */
+        weight = halved((wide){0, rounded << 9}, 1 + w->exponent - w->running.exponent).low;
+    } else if (w->shape == PB_KVCACHE_PLAN_WEIGHTS) {
+        const real x = real_of(w->params->weights[layer]);
+        weight = halved((wide){0, x.mantissa.high}, 3 + w->exponent - x.exponent).low;
     }
-    case PB_KVCACHE_PLAN_WEIGHTS: {
-        uint64_t m;
-        int32_t e;
-        split(w->params->weights[layer], &m, &e);
-        set(&w->value, m, (uint32_t)(e - w->grid));
-        break;
-    }
-    }
+    return weight + (weight == 0);
 }
 
 /* ---- The plan ---- */
@@ -468,18 +232,14 @@ static inline void bounds(const pb_kvcache_plan_params *p, size_t layer, uint32_
 {
     const uint32_t minimum = p->minimums != NULL ? p->minimums[layer] : p->minimum;
     const uint32_t maximum = p->maximums != NULL ? p->maximums[layer] : p->maximum;
-    if (p->multiple_of == 1) {
-        *low = minimum;
-        *high = maximum;
-    } else {
-        *low = minimum / p->multiple_of + (minimum % p->multiple_of != 0);
-        *high = maximum / p->multiple_of;
-    }
+    *low = minimum / p->multiple_of + (minimum % p->multiple_of != 0);
+    *high = maximum / p->multiple_of;
 }
 
 static pb_kvcache_status check(const pb_kvcache_plan_params *p, const uint32_t *budgets, size_t num_layers,
                                uint64_t *sum_high)
 {
+    /* The parameters, one by one */
     if (p == NULL || budgets == NULL) {
         return PB_KVCACHE_ERROR_NULL;
     }
@@ -504,18 +264,19 @@ static pb_kvcache_status check(const pb_kvcache_plan_params *p, const uint32_t *
     if (p->maximums == NULL && p->maximum == UINT32_MAX && p->total > (uint64_t)num_layers * UINT32_MAX) {
         return PB_KVCACHE_ERROR_PLAN_OVERFLOW;
     }
-    if ((p->shape == PB_KVCACHE_PLAN_PYRAMID || p->shape == PB_KVCACHE_PLAN_GEOMETRIC)
-        && !(p->ratio > 0.0 && p->ratio <= DBL_MAX)) {
+    /* What the shape is made from */
+    if ((p->shape == PB_KVCACHE_PLAN_PYRAMID || p->shape == PB_KVCACHE_PLAN_GEOMETRIC) && !is_positive(p->ratio)) {
         return PB_KVCACHE_ERROR_PLAN_RATIO;
     }
     if ((p->weights != NULL) != (p->shape == PB_KVCACHE_PLAN_WEIGHTS)) {
         return PB_KVCACHE_ERROR_PLAN_WEIGHTS;
     }
     for (size_t layer = 0; p->weights != NULL && layer < num_layers; ++layer) {
-        if (!(p->weights[layer] > 0.0 && p->weights[layer] <= DBL_MAX)) {
+        if (!is_positive(p->weights[layer])) {
             return PB_KVCACHE_ERROR_PLAN_WEIGHT;
         }
     }
+    /* The bounds, as they were given and in blocks */
     uint64_t sum_low = 0;
     bool empty = false;
     *sum_high = 0;
@@ -539,10 +300,10 @@ static pb_kvcache_status check(const pb_kvcache_plan_params *p, const uint32_t *
 
 /*
  * What `budgets` holds for a layer while the plan is made. Below MARK: the layer's target lies between its bounds, and
- * this is the current digit of its fraction, in base MARK = 2^20: two layers rarely share one, and quotient and digit
- * together fit a double.
+ * this is a digit of its fraction in base MARK. S is below 2^93, so fractions that three digits leave equal are equal.
  */
-#define DIGIT_BITS 20
+#define DIGIT_BITS 31
+#define DIGITS 3
 #define MARK ((uint32_t)1 << DIGIT_BITS)
 #define AT_MINIMUM (MARK + 0u)    /* decided: the target is the minimum */
 #define AT_MAXIMUM (MARK + 1u)    /* decided: the target is the maximum */
@@ -551,75 +312,99 @@ static pb_kvcache_status check(const pb_kvcache_plan_params *p, const uint32_t *
 #define ROUND_DOWN (MARK + 4u)    /* decided: the target is rounded down */
 #define ROUND_UP (MARK + 5u)      /* decided: the target is rounded up */
 
-/* The next digit of the fraction rest / d; what is left of it stays in `rest`. */
-static inline uint32_t next_digit(big *rest, const divisor *d)
-{
-    if (rest->n == 0) {
-        return 0;
-    }
-    big shifted;
-    multiply(&shifted, rest, MARK);
-    const uint32_t digit = (uint32_t)divide(&shifted, d);
-    copy(rest, &shifted);
-    return digit;
-}
-
-/* R blocks over weights that sum to S. */
+/* R blocks over weights that sum to S: the level at which the layers not at a bound are filled. */
 typedef struct level {
     uint64_t available; /* R */
-    divisor sum;        /* S */
-    double ratio;       /* R / S, in the units of `estimate`; 0 where doubles are not enough */
+    wide sum;           /* S */
 } level;
 
-static void level_prepare(level *at)
+/* The floor of the target R*w / S of a weight, and the remainder in *rest. */
+static inline uint64_t target(const level *at, uint64_t weight, wide *rest)
 {
-    prepare(&at->sum);
-    at->ratio = at->available < (uint64_t)1 << 30 ? (double)at->available * at->sum.inverse : 0.0;
+    *rest = product(weight, at->available);
+    return divide(rest, at->sum);
 }
 
-/* The exact target R*w/S of a weight: the floor, and the remainder in *rest. */
-static uint64_t target(const level *at, const big *weight, big *rest)
+/* The next digit of the fraction rest / S. What is left of it stays in `rest`. */
+static inline uint32_t next_digit(wide *rest, wide sum)
 {
-    multiply(rest, weight, at->available);
-    return divide(rest, &at->sum);
+    *rest = multiply(*rest, MARK);
+    return (uint32_t)divide(rest, sum);
 }
 
 /*
- * The target's floor and the first digit of its fraction; true where they are the whole target.
+ * Water-filling: find the level at which every layer is within its bounds, and return the sum of the floors of all
+ * targets. `budgets` then holds AT_MINIMUM, AT_MAXIMUM or the first digit of the target's fraction.
  *
- * Doubles give both in most cases, and know when they do. On the way to `scaled` fewer than ten operations round, which
- * makes 2^-49 together, and `estimate` leaves out limbs worth R * 2^-64. With scaled < 2^38 and R < 2^30 it is wrong by
- * less than 2^-10. Further than that from a whole number its floor is right; else the integers decide. So 128 layers of
- * measured weights take 3.1 us instead of 6.4.
+ * With lambda = R/S for the layers not yet at a bound, let D be what those below their minimum lack and E what those
+ * above their maximum have too much. Where D > E the right lambda is smaller, so those below are at their minimum for
+ * good; where D < E those above are at their maximum; where D = E lambda is right.
+ *
+ * Rounds: when layers of weight W go to their minimum, lambda falls by D/(S-W). The next ones to go are within that fall
+ * of it (lambda may have risen in between), so with weight V they lack at most D*V/(S-W): the product of what is lacking
+ * and the weight that stays, first D*(S-W), is then at most D*(S-W-V)*V/(S-W), a quarter or less. It starts below
+ * 2^64 * S, and is never below 1/S, so there are at most 33 + log2 S such rounds, and as many at the other side. In
+ * practice there are two to five in all.
  */
-static inline bool first_digit(const level *at, const big *weight, uint64_t *quotient, uint32_t *digit)
+static uint64_t fill(weights *w, level *at, uint32_t *budgets, size_t num_layers)
 {
-    const double scaled = estimate(weight, at->sum.from) * at->ratio * (double)MARK;
-    if (scaled < 274877906944.0) {
-        const uint64_t whole = (uint64_t)scaled;
-        const double fraction = scaled - (double)whole;
-        if (fraction > 0x1p-10 && fraction < 1.0 - 0x1p-10) {
-            *quotient = whole >> DIGIT_BITS;
-            *digit = (uint32_t)whole & (MARK - 1);
-            return false;
+    enum { BELOW, ABOVE };
+    for (;;) {
+        uint64_t inside = 0;                  /* floors of the targets within their bounds */
+        uint64_t outside = 0;                 /* floors of the others */
+        wide rests = {0, 0};                  /* what those floors leave, over S */
+        uint64_t bound[2] = {0, 0};           /* the bounds that they break, added up on each side */
+        wide weight_of[2] = {{0, 0}, {0, 0}}; /* their weights, likewise */
+        for (size_t layer = 0; layer < num_layers; ++layer) {
+            uint32_t low;
+            uint32_t high;
+            wide rest;
+            const uint64_t weight = weights_next(w, layer);
+            bounds(w->params, layer, &low, &high);
+            if (budgets[layer] == AT_MINIMUM || budgets[layer] == AT_MAXIMUM) {
+                inside += budgets[layer] == AT_MINIMUM ? low : high;
+                continue;
+            }
+            const uint64_t floor = target(at, weight, &rest);
+            if (floor >= low && (floor < high || (floor == high && is_zero(rest)))) {
+                inside += floor;
+                budgets[layer] = next_digit(&rest, at->sum);
+                continue;
+            }
+            const int side = floor < low ? BELOW : ABOVE;
+            budgets[layer] = side == BELOW ? BELOW_MINIMUM : ABOVE_MAXIMUM;
+            bound[side] += side == BELOW ? low : high;
+            weight_of[side] = add(weight_of[side], (wide){0, weight});
+            outside += floor;
+            rests = add(rests, rest);
+        }
+        if (is_zero(weight_of[BELOW]) && is_zero(weight_of[ABOVE])) {
+            return inside;
+        }
+        /* D - E is the sum of the broken bounds less the sum of these targets. */
+        outside += divide(&rests, at->sum);
+        const bool lacking = outside < bound[BELOW] + bound[ABOVE];
+        const bool right = outside == bound[BELOW] + bound[ABOVE] && is_zero(rests);
+        for (size_t layer = 0; layer < num_layers; ++layer) {
+            if (budgets[layer] == BELOW_MINIMUM) {
+                budgets[layer] = lacking || right ? AT_MINIMUM : 0;
+            } else if (budgets[layer] == ABOVE_MAXIMUM) {
+                budgets[layer] = lacking ? 0 : AT_MAXIMUM;
+            }
+        }
+        if (!right) { /* else the same level once more, now without layers beyond a bound */
+            at->available -= bound[lacking ? BELOW : ABOVE];
+            at->sum = subtract(at->sum, weight_of[lacking ? BELOW : ABOVE]);
         }
     }
-    big rest;
-    *quotient = target(at, weight, &rest);
-    const bool whole = rest.n == 0;
-    *digit = *quotient < FAR ? next_digit(&rest, &at->sum) : 0;
-    return whole;
 }
 
-/*
- * The greatest digit that at least `count` of the undecided layers reach, 0 < count; *reached says how many do. Not the
- * greatest but one that exactly `count` reach, where there is such a digit.
- */
-static uint32_t threshold(const uint32_t *digits, size_t num_layers, size_t count, size_t *reached)
+/* The greatest digit that at least `count` of the undecided layers reach; *above says how many exceed it. */
+static uint32_t threshold(const uint32_t *digits, size_t num_layers, size_t count, size_t *above)
 {
     uint32_t digit = 0;
-    *reached = SIZE_MAX;
-    for (uint32_t bit = MARK >> 1; bit != 0 && *reached != count; bit >>= 1) {
+    *above = 0;
+    for (uint32_t bit = MARK >> 1; bit != 0; bit >>= 1) {
         const uint32_t candidate = digit | bit;
         uint32_t reach = 0; /* num_layers fits 32 bits */
         for (size_t layer = 0; layer < num_layers; ++layer) {
@@ -627,51 +412,40 @@ static uint32_t threshold(const uint32_t *digits, size_t num_layers, size_t coun
         }
         if (reach >= count) {
             digit = candidate;
-            *reached = reach;
+        } else {
+            *above = reach;
         }
     }
     return digit;
 }
 
-/*
- * The undecided layers have `digits` digits in common, and `count` of them, not all, are to be rounded up. Where their
- * fractions are equal the lower ones are; else give each its next digit. Returns how many are still to be rounded up.
- */
-static size_t decide_ties(weights *w, const level *at, size_t digits, uint32_t *budgets, size_t num_layers,
-                          size_t count)
+/* Round the `count` largest fractions up, the lower layer first on a tie: one digit after the other decides. */
+static void round_up(weights *w, const level *at, uint32_t *budgets, size_t num_layers, size_t count)
 {
-    big first;
-    big rest;
-    bool any = false;
-    bool equal = true;
-    first.n = 0;
-    for (size_t layer = 0; layer < num_layers && equal; ++layer) {
-        weights_next(w, layer);
-        if (budgets[layer] < MARK) {
-            (void)target(at, &w->value, &rest);
-            equal = !any || compare(&first, &rest) == 0;
-            copy(&first, &rest);
-            any = true;
+    for (int known = 1; count > 0; ++known) {
+        size_t above;
+        const uint32_t digit = threshold(budgets, num_layers, count, &above);
+        count -= above;
+        for (size_t layer = 0; layer < num_layers; ++layer) {
+            wide rest;
+            const uint64_t weight = weights_next(w, layer);
+            if (budgets[layer] >= MARK) {
+                continue;
+            }
+            if (budgets[layer] != digit) {
+                budgets[layer] = budgets[layer] > digit ? ROUND_UP : ROUND_DOWN;
+            } else if (known == DIGITS) {
+                budgets[layer] = count > 0 ? ROUND_UP : ROUND_DOWN;
+                count -= count > 0;
+            } else {
+                (void)target(at, weight, &rest);
+                for (int i = 0; i < known; ++i) {
+                    (void)next_digit(&rest, at->sum);
+                }
+                budgets[layer] = next_digit(&rest, at->sum);
+            }
         }
     }
-    for (size_t layer = 0; layer < num_layers; ++layer) {
-        if (equal) {
-            if (budgets[layer] < MARK && count > 0) {
-                budgets[layer] = ROUND_UP;
-                --count;
-            }
-            continue;
-        }
-        weights_next(w, layer);
-        if (budgets[layer] < MARK) {
-            (void)target(at, &w->value, &rest);
-            for (size_t i = 0; i < digits; ++i) {
-                (void)next_digit(&rest, &at->sum);
-            }
-            budgets[layer] = next_digit(&rest, &at->sum);
-        }
-    }
-    return count;
 }
 
 pb_kvcache_status pb_kvcache_plan(const pb_kvcache_plan_params *params, uint32_t *budgets, size_t num_layers)
@@ -681,139 +455,27 @@ pb_kvcache_status pb_kvcache_plan(const pb_kvcache_plan_params *params, uint32_t
     if (status != PB_KVCACHE_OK) {
         return status;
     }
-    const uint64_t total = params->total / params->multiple_of;
-    uint32_t low;
-    uint32_t high;
-    if (total >= sum_high) {
-        for (size_t layer = 0; layer < num_layers; ++layer) {
-            bounds(params, layer, &low, &high);
-            budgets[layer] = high * params->multiple_of;
-        }
-        return PB_KVCACHE_OK;
-    }
-
     weights w;
-    level at; /* of the layers that are not at a bound */
+    level at = {params->total / params->multiple_of, {0, 0}};
     weights_start(&w, params, num_layers);
-    at.available = total;
-    at.sum.value.n = 0;
     for (size_t layer = 0; layer < num_layers; ++layer) {
-        weights_next(&w, layer);
-        add(&at.sum.value, &w.value);
-        budgets[layer] = 0;
+        at.sum = add(at.sum, (wide){0, weights_next(&w, layer)});
+        budgets[layer] = at.available < sum_high ? 0 : AT_MAXIMUM;
     }
-    level_prepare(&at);
-
-    /*
-     * Water-filling. With lambda = R/S for the layers not yet at a bound, let D be what those below their minimum lack
-     * and E what those above their maximum have too much. Where D > E the right lambda is smaller, so those below are
-     * at their minimum for good; where D < E those above are at their maximum; where D = E lambda is right.
-     *
-     * Rounds: when layers of weight W go to their minimum, lambda falls by D/(S-W). The next ones to go are within that
-     * fall of it (lambda may have risen in between), so with weight V they lack at most D*V/(S-W): the product of what
-     * is lacking and the weight that stays, first D*(S-W), is then at most D*(S-W-V)*V/(S-W), a quarter or less. It
-     * starts below 2^64 * S, and is never below 1/S, so there are at most 33 + log2 S such rounds, and as many at the
-     * other side. In practice there are two to five in all.
-     */
-    uint64_t floors;
-    for (;;) {
-        uint64_t minimums = 0;
-        uint64_t maximums = 0;
-        big below;
-        big above;
-        bool settled = true;
-        below.n = 0;
-        above.n = 0;
-        floors = 0;
-        for (size_t layer = 0; layer < num_layers; ++layer) {
-            weights_next(&w, layer);
-            bounds(params, layer, &low, &high);
-            if (budgets[layer] == AT_MINIMUM || budgets[layer] == AT_MAXIMUM) {
-                floors += budgets[layer] == AT_MINIMUM ? low : high;
-                continue;
-            }
-            uint64_t quotient;
-            uint32_t digit;
-            const bool whole = first_digit(&at, &w.value, &quotient, &digit);
-            if (quotient < low) {
-                budgets[layer] = BELOW_MINIMUM;
-                minimums += low;
-                add(&below, &w.value);
-                settled = false;
-            } else if (quotient > high || (quotient == high && !whole)) {
-                budgets[layer] = ABOVE_MAXIMUM;
-                maximums += high;
-                add(&above, &w.value);
-                settled = false;
-            } else {
-                floors += quotient;
-                budgets[layer] = digit;
-            }
-        }
-        if (settled) {
-            break;
-        }
-        /* D - E = minimums + maximums - lambda * (below + above) */
-        big have;
-        big held;
-        copy(&have, &below);
-        add(&have, &above);
-        multiply(&held, &have, at.available);
-        multiply(&have, &at.sum.value, minimums + maximums);
-        const int sign = compare(&have, &held);
-        for (size_t layer = 0; layer < num_layers; ++layer) {
-            if (budgets[layer] == BELOW_MINIMUM) {
-                budgets[layer] = sign >= 0 ? AT_MINIMUM : 0;
-            } else if (budgets[layer] == ABOVE_MAXIMUM) {
-                budgets[layer] = sign <= 0 ? AT_MAXIMUM : 0;
-            }
-        }
-        if (sign > 0) {
-            at.available -= minimums;
-            subtract(&at.sum.value, &below);
-            level_prepare(&at);
-        } else if (sign < 0) {
-            at.available -= maximums;
-            subtract(&at.sum.value, &above);
-            level_prepare(&at);
-        } /* else: the same lambda once more, now without layers beyond a bound */
+    if (at.available < sum_high) {
+        const uint64_t total = at.available;
+        const uint64_t floors = fill(&w, &at, budgets, num_layers);
+        round_up(&w, &at, budgets, num_layers, (size_t)(total - floors));
     }
-
-    /*
-     * Largest remainders. `count` layers are rounded up, fewer than have a remainder. Compare one digit of the
-     * fractions at a time; only where several layers share the digit that decides are their next ones worked out.
-     */
-    size_t count = (size_t)(total - floors);
-    for (size_t digits = 1; count > 0; ++digits) {
-        size_t reached;
-        const uint32_t digit = threshold(budgets, num_layers, count, &reached);
-        const bool exact = reached == count;
-        for (size_t layer = 0; layer < num_layers; ++layer) {
-            if (budgets[layer] < MARK && (budgets[layer] > digit || (exact && budgets[layer] == digit))) {
-                budgets[layer] = ROUND_UP;
-                --count;
-            } else if (budgets[layer] < digit) {
-                budgets[layer] = ROUND_DOWN;
-            }
-        }
-        if (count > 0) {
-            count = decide_ties(&w, &at, digits, budgets, num_layers, count);
-        }
-    }
-
     for (size_t layer = 0; layer < num_layers; ++layer) {
-        weights_next(&w, layer);
+        uint32_t low;
+        uint32_t high;
+        wide rest;
+        const uint64_t weight = weights_next(&w, layer);
         bounds(params, layer, &low, &high);
-        uint32_t blocks;
-        if (budgets[layer] == AT_MINIMUM) {
-            blocks = low;
-        } else if (budgets[layer] == AT_MAXIMUM) {
-            blocks = high;
-        } else {
-            uint64_t quotient;
-            uint32_t digit;
-            (void)first_digit(&at, &w.value, &quotient, &digit);
-            blocks = (uint32_t)quotient + (budgets[layer] == ROUND_UP);
+        uint32_t blocks = budgets[layer] == AT_MINIMUM ? low : high;
+        if (budgets[layer] != AT_MINIMUM && budgets[layer] != AT_MAXIMUM) {
+            blocks = (uint32_t)target(&at, weight, &rest) + (budgets[layer] == ROUND_UP);
         }
         budgets[layer] = blocks * params->multiple_of;
     }

@@ -1,51 +1,7 @@
-#include <stdlib.h>
 #include <string.h>
 
+#include "checks.h"
 #include "internal.h"
-
-bool pb_kvcache_priv_mul(size_t a, size_t b, size_t *out)
-{
-    if (b != 0 && a > SIZE_MAX / b) {
-        return false;
-    }
-    *out = a * b;
-    return true;
-}
-
-bool pb_kvcache_priv_add(size_t a, size_t b, size_t *out)
-{
-    if (a > SIZE_MAX - b) {
-        return false;
-    }
-    *out = a + b;
-    return true;
-}
-
-static void *malloc_alloc(void *ctx, size_t size)
-{
-    (void)ctx;
-    return malloc(size);
-}
-
-static void malloc_free(void *ctx, void *ptr, size_t size)
-{
-    (void)ctx;
-    (void)size;
-    free(ptr);
-}
-
-bool pb_kvcache_priv_allocator(const pb_allocator *allocator, pb_allocator *out)
-{
-    if (allocator == NULL) {
-        *out = (pb_allocator){malloc_alloc, malloc_free, NULL};
-        return true;
-    }
-    if (allocator->alloc == NULL || allocator->free == NULL) {
-        return false;
-    }
-    *out = *allocator;
-    return true;
-}
 
 /* Bytes of the struct, rounded up so that doubles can follow it. */
 #define HEADER ((sizeof(struct pb_kvcache) + sizeof(double) - 1) / sizeof(double) * sizeof(double))

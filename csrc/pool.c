@@ -1,19 +1,8 @@
 #include <string.h>
 
-#include "internal.h"
-
-static bool is_finite(float score)
-{
-    return score >= -FLT_MAX && score <= FLT_MAX;
-}
-
-static float minus_infinity(void)
-{
-    const uint32_t bits = 0xFF800000u;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
+#include "bits.h"
+#include "checks.h"
+#include "kernels.h"
 
 #define POOL_MAX pool_max
 #define SCORE double

@@ -1,6 +1,9 @@
 #include <string.h>
 
-#include "internal.h"
+#include "bits.h"
+#include "checks.h"
+#include "kernels.h"
+#include "lanes.h"
 
 /* ---- Decode: sums of the ring's rows, in double ---- */
 
@@ -20,28 +23,7 @@ void pb_kvcache_priv_column_sums(const float *rows, size_t stride, const uint32_
     (void)ring_sums(rows, (ptrdiff_t)stride, lengths, num_rows, n, sums);
 }
 
-bool pb_kvcache_priv_weights_ok(const float *weights, size_t n)
-{
-    /* By bit pattern, so that no compiler flag can argue a NaN away: above +infinity's predecessor nothing is good but
-     * -0.0. */
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; ++i) {
-        uint32_t bits;
-        memcpy(&bits, weights + i, sizeof bits);
-        bad |= (uint32_t)(bits > 0x7F7FFFFFu) & (uint32_t)(bits != 0x80000000u);
-    }
-    return bad == 0;
-}
-
 /* ---- Prefill: scores of the positions before the window ---- */
-
-static float minus_infinity(void)
-{
-    const uint32_t bits = 0xFF800000u;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
 
 static float smaller(float a, float b)
 {
@@ -108,6 +90,11 @@ static pb_kvcache_status add_softmax(const pb_kvcache_priv_lanes *lanes, const p
     mark_unusable(lanes, attn, row, scored, scratch->exps, scratch->copy);
     lanes->add_scaled(scratch->exps, scored, factor, scratch->sums);
     return PB_KVCACHE_OK;
+}
+
+pb_kvcache_priv_scratch pb_kvcache_priv_scratch_at(float *floats, size_t n)
+{
+    return (pb_kvcache_priv_scratch){.sums = floats, .exps = floats + n, .copy = floats + 2 * n};
 }
 
 /* Window sums of one query head, to scratch->sums. */

@@ -1,99 +1,55 @@
-#include <string.h>
+#include "checks.h"
+#include "kernels.h"
 
-#include "internal.h"
-
-/* ---- Checks that the selection's functions share ---- */
-
-bool pb_kvcache_priv_nan_ok(pb_kvcache_nan nan)
+/*
+ * What one head keeps, by the scores of its n - window first positions: the budget - window best of them, pooled, and
+ * the window. A budget of n or more keeps everything, and then the scores are not read. `pooled` has room for n floats.
+ */
+static void keep_best(const float *scores, size_t n, size_t window, uint32_t budget,
+                      const pb_kvcache_select_params *params, double *doubles, float *pooled, uint32_t *kept)
 {
-    return nan == PB_KVCACHE_NAN_REFUSE || nan == PB_KVCACHE_NAN_LOWEST;
-}
-
-bool pb_kvcache_priv_reduce_ok(pb_kvcache_reduce reduce)
-{
-    return reduce == PB_KVCACHE_REDUCE_MEAN || reduce == PB_KVCACHE_REDUCE_MAX || reduce == PB_KVCACHE_REDUCE_SUM;
-}
-
-bool pb_kvcache_priv_aligned(const void *pointer, size_t size)
-{
-    return (uintptr_t)pointer % size == 0;
-}
-
-void *pb_kvcache_priv_align(void *workspace)
-{
-    const size_t past = (uintptr_t)workspace % PB_KVCACHE_PRIV_ALIGNMENT;
-    return (unsigned char *)workspace + (past == 0 ? 0 : PB_KVCACHE_PRIV_ALIGNMENT - past);
-}
-
-bool pb_kvcache_priv_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
-{
-    const uintptr_t first = (uintptr_t)a;
-    const uintptr_t second = (uintptr_t)b;
-    if (a_bytes == 0 || b_bytes == 0) {
-        return false;
-    }
-    return first <= second ? second - first < a_bytes : first - second < b_bytes;
-}
-
-bool pb_kvcache_priv_span_bytes(size_t rows, size_t stride, size_t width, size_t size, size_t *bytes)
-{
-    size_t elements;
-    if (rows == 0 || width == 0) {
-        *bytes = 0;
-        return true;
-    }
-    return pb_kvcache_priv_mul(rows - 1, stride, &elements) && pb_kvcache_priv_add(elements, width, &elements)
-           && pb_kvcache_priv_mul(elements, size, bytes) && *bytes <= PTRDIFF_MAX;
-}
-
-pb_kvcache_status pb_kvcache_priv_rows_ok(const void *rows, size_t size, size_t stride, size_t first, size_t end,
-                                          size_t width, size_t capacity)
-{
-    size_t bytes;
-    if (!pb_kvcache_priv_aligned(rows, size)) {
-        return PB_KVCACHE_ERROR_ALIGNMENT;
-    }
-    if (end > first && end - first > 1 && stride < width) {
-        return PB_KVCACHE_ERROR_STRIDE;
-    }
-    if (!pb_kvcache_priv_span_bytes(end, stride, width, size, &bytes)) {
-        return PB_KVCACHE_ERROR_TOO_LARGE;
-    }
-    return end > first && bytes / size > capacity ? PB_KVCACHE_ERROR_CAPACITY : PB_KVCACHE_OK;
-}
-
-pb_kvcache_status pb_kvcache_priv_scores_ok(const float *scores, size_t stride, size_t num_heads, size_t n,
-                                            pb_kvcache_nan nan)
-{
-    size_t bytes;
-    if (!pb_kvcache_priv_aligned(scores, sizeof *scores)) {
-        return PB_KVCACHE_ERROR_ALIGNMENT;
-    }
-    if (n > UINT32_MAX || !pb_kvcache_priv_span_bytes(num_heads, stride, n, sizeof *scores, &bytes)) {
-        return PB_KVCACHE_ERROR_TOO_LARGE;
-    }
-    if (nan == PB_KVCACHE_NAN_LOWEST) {
-        return PB_KVCACHE_OK;
-    }
-    const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_best();
-    for (size_t head = 0; head < num_heads; ++head) {
-        if (!lanes->finite(scores + head * stride, n)) {
-            return PB_KVCACHE_ERROR_SCORE;
+    const size_t scored = n - window;
+    size_t count = scored;
+    if (budget < n) {
+        count = budget - window;
+        pb_kvcache_priv_pool(scores, scored, params->pooling, params->kernel, doubles, pooled);
+        pb_kvcache_priv_choose_highest_of_numbers(pooled, scored, count, kept);
+    } else {
+        for (size_t i = 0; i < scored; ++i) {
+            kept[i] = (uint32_t)i;
         }
     }
+    for (size_t i = 0; i < window; ++i) {
+        kept[count + i] = (uint32_t)(scored + i);
+    }
+}
+
+/* The largest of the heads' budgets, at most n, to *most. PB_KVCACHE_ERROR_BUDGET_WINDOW for one below the window. */
+static pb_kvcache_status most_kept(const uint32_t *budgets, size_t first_head, size_t end_head, size_t n, size_t window,
+                                   size_t *most)
+{
+    *most = 0;
+    for (size_t head = first_head; head < end_head; ++head) {
+        if (budgets[head] < window) {
+            return PB_KVCACHE_ERROR_BUDGET_WINDOW;
+        }
+        *most = budgets[head] > *most ? budgets[head] : *most;
+    }
+    *most = *most < n ? *most : n;
     return PB_KVCACHE_OK;
 }
 
-pb_kvcache_priv_scratch pb_kvcache_priv_scratch_at(float *floats, size_t n)
+/* Pooled scores of one head, up to the next double, and the average's doubles. With n < 2^32 that is below 2^38. */
+static uint64_t pooling_bytes(size_t n, size_t doubles)
 {
-    return (pb_kvcache_priv_scratch){.sums = floats, .exps = floats + n, .copy = floats + 2 * n};
+    return (uint64_t)n * sizeof(float) + PB_KVCACHE_PRIV_ALIGNMENT + (uint64_t)doubles * sizeof(double);
 }
 
-/* ---- The chain ---- */
+/* ---- From attention ---- */
 
 /*
- * The workspace: the scores of the range's heads; then the scratch of one head, which the pooled scores and the
- * average's doubles share once the scores are there.
+ * The workspace: the scores of the range's heads, then the scratch of one head. Once the scores are there, the pooled
+ * scores and the average's doubles take the place of the scratch.
  */
 static pb_kvcache_status workspace_of(const pb_kvcache_attention *attn, const pb_kvcache_select_params *params,
                                       size_t first_head, size_t end_head, size_t *size)
@@ -114,11 +70,9 @@ static pb_kvcache_status workspace_of(const pb_kvcache_attention *attn, const pb
     if (status != PB_KVCACHE_OK) {
         return status;
     }
-    /* In the place of the scratch: n pooled scores, up to the next double, the doubles. With n < 2^32 that is below
-     * 2^38 bytes, and the scores fit PTRDIFF_MAX, so that 64 bits hold the sum. */
-    const uint64_t row = (uint64_t)attn->n * sizeof(float);
-    const uint64_t held = PB_KVCACHE_PRIV_SCRATCH_ROWS * row;
-    const uint64_t wanted = row + PB_KVCACHE_PRIV_ALIGNMENT + (uint64_t)doubles * sizeof(double);
+    /* The scores fit PTRDIFF_MAX, so that 64 bits hold the sum. */
+    const uint64_t held = PB_KVCACHE_PRIV_SCRATCH_ROWS * (uint64_t)attn->n * sizeof(float);
+    const uint64_t wanted = pooling_bytes(attn->n, doubles);
     const uint64_t total = scores + (wanted > held ? wanted - held : 0);
     if (total > PTRDIFF_MAX) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
@@ -140,7 +94,8 @@ pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *attn, const pb_k
 {
     size_t needed;
     size_t bytes;
-    size_t most = 0;
+    size_t most;
+    /* Checks: the attention and options, the workspace, the budgets, the output, what overlaps */
     pb_kvcache_status status = workspace_of(attn, params, first_head, end_head, &needed);
     if (status != PB_KVCACHE_OK) {
         return status;
@@ -151,13 +106,10 @@ pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *attn, const pb_k
     if (workspace_size < needed) {
         return PB_KVCACHE_ERROR_WORKSPACE;
     }
-    for (size_t head = first_head; head < end_head; ++head) {
-        if (budgets[head] < attn->window) {
-            return PB_KVCACHE_ERROR_BUDGET_WINDOW;
-        }
-        most = budgets[head] > most ? budgets[head] : most;
+    status = most_kept(budgets, first_head, end_head, attn->n, attn->window, &most);
+    if (status != PB_KVCACHE_OK) {
+        return status;
     }
-    most = most < attn->n ? most : attn->n;
     status = pb_kvcache_priv_rows_ok(indices, sizeof *indices, indices_stride, first_head, end_head, most, capacity);
     if (status != PB_KVCACHE_OK) {
         return status;
@@ -175,12 +127,11 @@ pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *attn, const pb_k
         || pb_kvcache_priv_overlaps_attention(attn, first_head, end_head, workspace, needed)) {
         return PB_KVCACHE_ERROR_OVERLAP;
     }
+    /* All scores before the first index is written: a head may yet be refused */
     const size_t n = attn->n;
-    const size_t scored = n - attn->window;
     float *scores = (float *)pb_kvcache_priv_align(workspace);
     float *floats = scores + (end_head - first_head) * n;
     const pb_kvcache_priv_scratch scratch = pb_kvcache_priv_scratch_at(floats, n);
-    /* All scores before the first index is written: a head may yet be refused. */
     for (size_t head = first_head; head < end_head; ++head) {
         if (budgets[head] < n) {
             status = pb_kvcache_priv_head_scores(attn, params->reduce, params->nan, head, &scratch,
@@ -190,24 +141,92 @@ pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *attn, const pb_k
             }
         }
     }
-    float *pooled = floats;
+    /* Then pool and choose */
     double *doubles = (double *)pb_kvcache_priv_align(floats + n);
     for (size_t head = first_head; head < end_head; ++head) {
-        uint32_t *kept = indices + head * indices_stride;
-        size_t count = scored;
+        keep_best(scores + (head - first_head) * n, n, attn->window, budgets[head], params, doubles, floats,
+                  indices + head * indices_stride);
+    }
+    return PB_KVCACHE_OK;
+}
+
+/* ---- From scores ---- */
+
+pb_kvcache_status pb_kvcache_select_from_scores_workspace_size(const pb_kvcache_select_params *params, size_t n,
+                                                               size_t window, size_t *size)
+{
+    size_t doubles;
+    if (params == NULL || size == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    if (window == 0 || window >= n) {
+        return PB_KVCACHE_ERROR_WINDOW;
+    }
+    if (!pb_kvcache_priv_nan_ok(params->nan)) {
+        return PB_KVCACHE_ERROR_OPTION;
+    }
+    const pb_kvcache_status status
+        = pb_kvcache_priv_pool_doubles(n - window, params->pooling, params->kernel, &doubles);
+    if (status != PB_KVCACHE_OK) {
+        return status;
+    }
+    if (n > UINT32_MAX || pooling_bytes(n, doubles) + PB_KVCACHE_PRIV_ALIGNMENT > PTRDIFF_MAX) {
+        return PB_KVCACHE_ERROR_TOO_LARGE;
+    }
+    *size = (size_t)pooling_bytes(n, doubles) + PB_KVCACHE_PRIV_ALIGNMENT;
+    return PB_KVCACHE_OK;
+}
+
+pb_kvcache_status pb_kvcache_select_from_scores(const float *scores, size_t stride, size_t num_heads, size_t n,
+                                                size_t window, const pb_kvcache_select_params *params,
+                                                const uint32_t *budgets, void *workspace, size_t workspace_size,
+                                                uint32_t *indices, size_t indices_stride, size_t capacity)
+{
+    size_t needed;
+    size_t input_bytes;
+    size_t output_bytes;
+    size_t most;
+    /* Checks: options, workspace, budgets, the arrays, what overlaps */
+    if (scores == NULL || budgets == NULL || workspace == NULL || indices == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    pb_kvcache_status status = pb_kvcache_select_from_scores_workspace_size(params, n, window, &needed);
+    if (status != PB_KVCACHE_OK) {
+        return status;
+    }
+    if (workspace_size < needed) {
+        return PB_KVCACHE_ERROR_WORKSPACE;
+    }
+    status = most_kept(budgets, 0, num_heads, n, window, &most);
+    if (status == PB_KVCACHE_OK) {
+        status = pb_kvcache_priv_scores_ok(scores, stride, num_heads, n - window, PB_KVCACHE_NAN_LOWEST);
+    }
+    if (status == PB_KVCACHE_OK) {
+        status = pb_kvcache_priv_rows_ok(indices, sizeof *indices, indices_stride, 0, num_heads, most, capacity);
+    }
+    /* Values last, of the heads that are read */
+    for (size_t head = 0; status == PB_KVCACHE_OK && head < num_heads; ++head) {
         if (budgets[head] < n) {
-            count = budgets[head] - attn->window;
-            pb_kvcache_priv_pool(scores + (head - first_head) * n, scored, params->pooling, params->kernel, doubles,
-                                 pooled);
-            pb_kvcache_priv_choose_highest_of_numbers(pooled, scored, count, kept);
-        } else {
-            for (size_t i = 0; i < scored; ++i) {
-                kept[i] = (uint32_t)i;
-            }
+            status = pb_kvcache_priv_scores_ok(scores + head * stride, 0, 1, n - window, params->nan);
         }
-        for (size_t i = 0; i < attn->window; ++i) {
-            kept[count + i] = (uint32_t)(scored + i);
-        }
+    }
+    if (status != PB_KVCACHE_OK) {
+        return status;
+    }
+    (void)pb_kvcache_priv_span_bytes(num_heads, stride, n - window, sizeof *scores, &input_bytes);
+    (void)pb_kvcache_priv_span_bytes(num_heads, indices_stride, most, sizeof *indices, &output_bytes);
+    if (pb_kvcache_priv_overlap(scores, input_bytes, indices, output_bytes)
+        || pb_kvcache_priv_overlap(budgets, num_heads * sizeof *budgets, indices, output_bytes)
+        || pb_kvcache_priv_overlap(workspace, needed, indices, output_bytes)
+        || pb_kvcache_priv_overlap(workspace, needed, scores, input_bytes)
+        || pb_kvcache_priv_overlap(workspace, needed, budgets, num_heads * sizeof *budgets)) {
+        return PB_KVCACHE_ERROR_OVERLAP;
+    }
+    float *pooled = (float *)pb_kvcache_priv_align(workspace);
+    double *doubles = (double *)pb_kvcache_priv_align(pooled + n);
+    for (size_t head = 0; head < num_heads; ++head) {
+        keep_best(scores + head * stride, n, window, budgets[head], params, doubles, pooled,
+                  indices + head * indices_stride);
     }
     return PB_KVCACHE_OK;
 }

@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "internal.h"
+#include "kernels.h"
 
 static void observe(pb_kvcache *policy, const float *attn)
 {

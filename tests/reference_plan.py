@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -13,7 +14,20 @@ UINT32_MAX = 2**32 - 1
 def weights_of(
     shape: str, num_layers: int, ratio: float = 4.0, weights: Sequence[float] | None = None
 ) -> list[Fraction]:
-    """Every layer's weight, as a fraction."""
+    """Every layer's weight as the planner takes it: a whole number, the largest of 61 bits, none below 1."""
+    exact = exact_weights_of(shape, num_layers, ratio, weights)
+    unit = Fraction(1)
+    while max(exact) / unit >= 2**61:
+        unit *= 2
+    while max(exact) / unit < 2**60:
+        unit /= 2
+    return [Fraction(max(1, math.floor(weight / unit))) for weight in exact]
+
+
+def exact_weights_of(
+    shape: str, num_layers: int, ratio: float = 4.0, weights: Sequence[float] | None = None
+) -> list[Fraction]:
+    """Every layer's weight by its definition, as a fraction."""
     if shape == "weights":
         assert weights is not None
         return [Fraction(weight) for weight in weights]

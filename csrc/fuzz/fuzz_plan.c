@@ -29,6 +29,12 @@ static double real(input *in)
     return value;
 }
 
+/* A weight as the planner takes it: a whole number, the largest between 2^60 and 2^61, none below 1. */
+static double whole(double weight, double largest)
+{
+    return fmax(1.0, floor(ldexp(weight, 60 - ilogb(largest))));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     input in = {data, size};
@@ -79,13 +85,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
         MUST(sum == (p.total < most ? p.total : most));
         /* Within the same bounds more weight is never less budget; of equals the lower layer may have a block more. */
+        double largest = 0.0;
+        for (size_t i = 0; p.weights != NULL && i < layers; ++i) {
+            largest = fmax(largest, weights[i]);
+        }
         for (size_t i = 0; p.weights != NULL && i < layers; ++i) {
             for (size_t j = i + 1; j < layers; ++j) {
                 if (minimums[i] == minimums[j] && maximums[i] == maximums[j]) {
-                    MUST(!(weights[i] > weights[j]) || budgets[i] >= budgets[j]);
-                    MUST(!(weights[i] < weights[j]) || budgets[i] <= budgets[j]);
-                    MUST(weights[i] < weights[j] || weights[i] > weights[j]
-                         || budgets[i] - budgets[j] == 0 || budgets[i] - budgets[j] == p.multiple_of);
+                    const double a = whole(weights[i], largest);
+                    const double b = whole(weights[j], largest);
+                    MUST(!(a > b) || budgets[i] >= budgets[j]);
+                    MUST(!(a < b) || budgets[i] <= budgets[j]);
+                    MUST(a < b || a > b || budgets[i] - budgets[j] == 0 || budgets[i] - budgets[j] == p.multiple_of);
                 }
             }
         }

@@ -1,7 +1,9 @@
 /* What the vectors cannot say of the baselines: defaults, NULLs, allocators, copies. */
 #include "arena.h"
 #include "check.h"
+#include "checks.h"
 #include "internal.h"
+#include "kernels.h"
 
 static const struct {
     const char *name;

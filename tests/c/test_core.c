@@ -5,7 +5,9 @@
 
 #include "arena.h"
 #include "check.h"
+#include "checks.h"
 #include "internal.h"
+#include "kernels.h"
 
 static void test_status(void)
 {

@@ -176,11 +176,13 @@ static void rules(void)
         p.total = (uint64_t)p.minimum * layers + (uint64_t)draw(room + 1) * block;
         CHECK(pb_kvcache_plan(&p, budgets, layers) == PB_KVCACHE_OK);
         CHECK(sum(budgets, layers) == p.total);
+        /* Weights below the 2^-60th part of the largest count alike, and of those the lower layer goes first. */
+        const uint32_t tie = p.ratio < 0x1p-50 ? block : 0;
         bool falling = true;
         bool rising = true;
         for (uint32_t layer = 1; layer < layers; ++layer) {
             falling = falling && budgets[layer - 1] >= budgets[layer];
-            rising = rising && budgets[layer - 1] <= budgets[layer];
+            rising = rising && budgets[layer - 1] <= budgets[layer] + tie;
         }
         if (p.shape == PB_KVCACHE_PLAN_PYRAMID || p.shape == PB_KVCACHE_PLAN_GEOMETRIC) {
             CHECK(p.ratio >= 1.0 ? falling : rising);

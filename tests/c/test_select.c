@@ -4,7 +4,11 @@
 #include <string.h>
 
 #include "check.h"
+#include "bits.h"
+#include "checks.h"
 #include "internal.h"
+#include "kernels.h"
+#include "lanes.h"
 
 static uint32_t state = 1;
 
@@ -20,20 +24,6 @@ static uint32_t draw(void)
 static float draw_float(void)
 {
     return (float)(int32_t)(draw() >> 8) * 0x1p-20f - 8.0f;
-}
-
-static uint32_t bits_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static float float_of(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
 }
 
 static uint32_t hash(uint32_t start, const void *words, size_t count)
@@ -162,8 +152,8 @@ static void test_copies(void)
             good = good && memcmp(floats[0], floats[1], n * sizeof(float)) == 0;
             good = good && lanes->finite(x, n);
             size_t from_high[2];
-            const size_t found[2] = {plain->between(x, n, -2.0f, 3.0f, &from_high[0], keys[0], MOST + 32),
-                                     lanes->between(x, n, -2.0f, 3.0f, &from_high[1], keys[1], MOST + 32)};
+            const size_t found[2] = {plain->between(x, n, key_of(-2.0f), key_of(3.0f), &from_high[0], keys[0], MOST + 32),
+                                     lanes->between(x, n, key_of(-2.0f), key_of(3.0f), &from_high[1], keys[1], MOST + 32)};
             good = good && found[0] == found[1] && from_high[0] == from_high[1]
                    && memcmp(keys[0], keys[1], found[0] * sizeof(int32_t)) == 0;
             /* Room for fewer: as many of the first as there is room for, and nothing behind it. */
@@ -172,11 +162,12 @@ static void test_copies(void)
                 int32_t few[49] = {0};
                 size_t high = 0;
                 few[48] = 77;
-                good = good && (copy ? lanes : plain)->between(x, n, -2.0f, 3.0f, &high, few, 48) == found[0]
+                good = good && (copy ? lanes : plain)->between(x, n, key_of(-2.0f), key_of(3.0f), &high, few, 48) == found[0]
                        && high == from_high[0] && few[48] == 77 && memcmp(few, keys[0], kept * sizeof few[0]) == 0;
             }
-            good = good && plain->below(keys[0], found[0], 0x3F800000) == lanes->below(keys[0], found[0], 0x3F800000);
-            const float threshold = x[n / 2];
+            const int32_t pivot = key_of(1.0f);
+            good = good && plain->below(keys[0], found[0], pivot) == lanes->below(keys[0], found[0], pivot);
+            const int32_t threshold = key_of(x[n / 2]);
             const size_t reaching = plain->reaching(x, n, threshold);
             good = good && reaching == lanes->reaching(x, n, threshold);
             plain->above(x, n, threshold, 1, reaching, chosen[0]);

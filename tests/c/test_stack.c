@@ -1,7 +1,9 @@
 /* What the vectors cannot say of stacks: NULLs, buffers, allocators, sizes, copies, and independent caches beside them. */
 #include "arena.h"
 #include "check.h"
+#include "checks.h"
 #include "internal.h"
+#include "kernels.h"
 
 enum { LAYERS = 3 };
 

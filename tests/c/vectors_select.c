@@ -86,6 +86,26 @@ static bool same_indices(const json *rows, const uint32_t *indices, size_t heads
     return good;
 }
 
+/* From the scores the same positions are kept. */
+static bool same_from_scores(const json *test, const float *scores, const pb_kvcache_select_params *params,
+                             const uint32_t *budgets, size_t heads, size_t n, size_t window)
+{
+    size_t size = 0;
+    uint32_t *indices = vectors_alloc(heads * n, sizeof *indices);
+    memset(indices, 0xFF, heads * n * sizeof *indices);
+    pb_kvcache_status status = pb_kvcache_select_from_scores_workspace_size(params, n, window, &size);
+    void *workspace = vectors_alloc(size, 1);
+    if (status == PB_KVCACHE_OK) {
+        status = pb_kvcache_select_from_scores(scores, n - window, heads, n, window, params, budgets, workspace, size,
+                                               indices, n, heads * n);
+    }
+    const bool good = (status == PB_KVCACHE_OK && same_indices(json_need(test, "kept"), indices, heads, n))
+                      || vectors_fail("from scores: kept differs, status %d", (int)status);
+    free(workspace);
+    free(indices);
+    return good;
+}
+
 bool vectors_select(const json *test)
 {
     static const char *const dtypes[] = {"float32", "float16", "bfloat16", NULL};
@@ -135,6 +155,7 @@ bool vectors_select(const json *test)
         good = good
                && ((status == PB_KVCACHE_OK && same_scores(json_need(test, "scores"), scores, heads, scored))
                    || vectors_fail("scores differ, status %d", (int)status));
+        good = good && same_from_scores(test, scores, &params, budgets, heads, n, window);
     }
     free(workspace);
     free(scores);

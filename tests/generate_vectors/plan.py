@@ -56,7 +56,33 @@ def by_hand_cases() -> list[dict[str, Any]]:
             shape="weights",
             weights=[1.0, 1.0, 1.0 + 2.0**-52],
         ),
-        by_hand("weights far apart", [10, 4, 2], 3, 16, shape="weights", weights=[1e300, 2e-300, 1e-300], maximum=10),
+        by_hand(
+            "weights below the 2^-60th part of the largest count alike",
+            [10, 3, 3],
+            3,
+            16,
+            shape="weights",
+            weights=[1e300, 2e-300, 1e-300],
+            maximum=10,
+        ),
+        by_hand(
+            "the 2^-60th part of the largest is the least weight",
+            [10, 2, 2, 2],
+            4,
+            16,
+            shape="weights",
+            weights=[1.0, 2.0**-60, 2.0**-61, 5e-324],
+            maximum=10,
+        ),
+        by_hand(
+            "twice the least weight is told apart",
+            [10, 4, 2],
+            3,
+            16,
+            shape="weights",
+            weights=[1.0, 2.0**-59, 2.0**-60],
+            maximum=10,
+        ),
     ]
 
 

@@ -14,19 +14,20 @@
  *
  * What holds for every plan, whatever the numbers:
  *
- *   - the budgets add up to `total`, or to the sum of the maximums where that is less;
- *   - each is a multiple of `multiple_of`, and lies between its minimum and its maximum;
- *   - each is less than one multiple away from its target;
- *   - of two layers, the one with the greater target has at least the other's budget; of two with equal targets the
- *     lower one has, by at most one multiple;
- *   - multiplying all weights by the same number changes nothing.
+ *   - The budgets add up to `total`, or to the sum of the maximums where that is less.
+ *   - Each is a multiple of `multiple_of`, and lies between its minimum and its maximum.
+ *   - Each is less than one multiple away from its target.
+ *   - Of two layers, the one with the greater target has at least the other's budget. Of two with equal targets the
+ *     lower one has, by at most one multiple.
+ *   - Multiplying all weights by the same power of two changes nothing.
  *
- * Budgets are multiples, so a minimum that is none means the next multiple above it, and a maximum that is none the
- * next one below it: the target of the rule above is clamped to these.
+ * A minimum is rounded up to a multiple, a maximum down. The rule above clamps to these.
  *
- * Nothing is rounded before the budgets: the double that stands for a weight or a ratio is taken at its exact value,
- * and all arithmetic is on integers of the size that it takes. A geometric weight, which no double need equal, is
- * rounded to 53 significant bits first.
+ * Weights are taken as whole numbers: the largest lies in 2^60 .. 2^61 - 1, the others on the same power of two, rounded
+ * down and at least 1. So a weight below the 2^-60th part of the largest counts as that part. Of a weight above the
+ * 256th part of the largest no bit is lost. A pyramid's weights are exact before they are taken so, a geometric one's
+ * are rounded to 53 significant bits. Nothing else is rounded before the budgets: all else is arithmetic on integers,
+ * the same on every machine and in every floating-point environment.
  */
 #ifndef PB_KVCACHE_PLAN_H
 #define PB_KVCACHE_PLAN_H
@@ -61,11 +62,16 @@ typedef struct pb_kvcache_plan_params {
 } pb_kvcache_plan_params;
 
 /*
- * Write the budgets of num_layers layers. `budgets` is the only working memory and must not overlap the inputs. A
- * `total` above the sum of the maximums gives every layer its maximum. A `maximum` of UINT32_MAX without `maximums`
- * means that there is none, and then a total that num_layers numbers of 32 bits cannot hold is refused.
+ * Divide params->total positions over num_layers layers.
  *
- * The first broken rule in this order; `budgets` is then untouched:
+ *   params      read during the call only, with its arrays of num_layers elements
+ *   budgets     num_layers budgets, in positions; also the only working memory; must not overlap the inputs
+ *   num_layers  layers that share the total, > 0
+ *
+ * A `total` above the sum of the maximums gives every layer its maximum. A `maximum` of UINT32_MAX without `maximums`
+ * means that there is none. Then a total that num_layers numbers of 32 bits cannot hold is refused.
+ *
+ * Returns the first broken rule in this order, and then `budgets` is untouched:
  *   PB_KVCACHE_ERROR_NULL           params or budgets is NULL
  *   PB_KVCACHE_ERROR_NUM_LAYERS     num_layers is 0
  *   PB_KVCACHE_ERROR_TOO_LARGE      num_layers does not fit 32 bits
@@ -80,7 +86,7 @@ typedef struct pb_kvcache_plan_params {
  *   PB_KVCACHE_ERROR_PLAN_BLOCK     no multiple of multiple_of lies between a layer's minimum and its maximum
  *   PB_KVCACHE_ERROR_PLAN_MINIMUM   total is below the sum of the minimums, each rounded up to a multiple
  *
- * Time: a few passes over the layers; at most 4 * (34 + bits of the weights' sum) of them, whatever the bounds.
+ * Time: a few passes over the layers, at most 4 * 130 of them whatever the bounds.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_plan(const pb_kvcache_plan_params *params, uint32_t *budgets,
                                                  size_t num_layers);

@@ -2,8 +2,8 @@
  * Prefill selection: which positions of a prompt each KV head keeps (arXiv 2404.14469, arXiv 2406.02069).
  *
  * Once the prompt is processed, its last `window` queries have looked at every position before them. That attention,
- * averaged over the window and over the query heads that share a KV head, is the score of a position; scores are
- * pooled over neighbours; the best positions and the window itself stay.
+ * averaged over the window and over the query heads that share a KV head, is the score of a position. Scores are
+ * pooled over neighbours. The best positions and the window itself stay.
  *
  *     pb_kvcache_select_workspace_size(&attn, &params, 0, attn.num_kv_heads, &size);
  *     pb_kvcache_select(&attn, &params, budgets, 0, attn.num_kv_heads, workspace, size, indices, stride, capacity);
@@ -11,18 +11,18 @@
  *
  * Stateless functions over the caller's arrays. Nothing is allocated: scratch memory is the `workspace`, of any
  * alignment, whose size a function tells. Work is divided among threads by KV heads: each thread calls with its own
- * range first_head .. end_head - 1 and its own workspace, and with the same output array; row h of an output belongs to
+ * range first_head .. end_head - 1 and its own workspace, and with the same output array. Row h of an output belongs to
  * KV head h whatever the range. Inputs are read only. An output may overlap neither an input nor the workspace.
  *
  * Only n - window columns of probabilities are read, and of row w of logits the n - window + w + 1 columns that the
  * query may see. A padded sequence is the part of it that is valid: `data` moved to its first column and a smaller n.
  *
  * Arithmetic: float, in an order that is part of the definition, so that the bits are the same everywhere.
- *   logits   t = x * scale; e = exp(t - max t); p = e * (1 / sum e). exp is within 1 ulp and 0 below -87.25; the sum is
+ *   logits   t = x * scale, e = exp(t - max t), p = e * (1 / sum e). exp is within 1 ulp and 0 below -87.25. The sum is
  *            made of 64 interleaved sums in float per 1024 columns, folded in halves, and of these in double. A logit of
  *            -inf is a position that the query does not see, p = 0.
- *   score    the p of a position added over the window, oldest query first, divided by the window; over the query
- *            heads of the group added in order and, for the mean, divided by their number; or the maximum over them.
+ *   score    the p of a position added over the window, oldest query first, divided by the window. Over the query heads
+ *            of the group added in order and, for the mean, divided by their number, or the maximum over them.
  */
 #ifndef PB_KVCACHE_SELECT_H
 #define PB_KVCACHE_SELECT_H
@@ -57,7 +57,7 @@ typedef enum pb_kvcache_pooling {
 
 /*
  * What is done about numbers that are none. _LOWEST: a NaN or +inf (logits: also after scaling) is left out of its
- * query's softmax; a position for which any query of the group has one gets the score -inf, is left out of its
+ * query's softmax. A position for which any query of the group has one gets the score -inf, is left out of its
  * neighbours' pools and ranks below everything else. A query that sees nothing adds nothing. In scores every NaN and
  * infinity counts as -inf.
  */
@@ -91,35 +91,70 @@ typedef struct pb_kvcache_select_params {
     pb_kvcache_nan nan;
 } pb_kvcache_select_params;
 
-/* Bytes of scratch that pb_kvcache_window_scores needs for this range. Errors as there. */
+/*
+ * Bytes of scratch that pb_kvcache_window_scores needs.
+ *
+ *   attn                  the attention; its values are not read
+ *   first_head, end_head  the range of KV heads, end_head excluded
+ *   size                  becomes the number of bytes
+ *
+ * PB_KVCACHE_ERROR_NULL, _OPTION, _SCALE, _WINDOW, _TOO_LARGE, _HEADS, _HEAD_RANGE, _ALIGNMENT.
+ */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_window_scores_workspace_size(const pb_kvcache_attention *attn,
                                                                          size_t first_head, size_t end_head,
                                                                          size_t *size);
 
 /*
- * Scores of the n - window positions before the window, for each KV head of the range. Row h starts at
- * scores + h * scores_stride. `capacity` is in floats, of the whole array.
- * PB_KVCACHE_ERROR_NULL, _OPTION, _SCALE, _WINDOW, _TOO_LARGE, _HEADS, _HEAD_RANGE, _ALIGNMENT, _WORKSPACE, _STRIDE,
- * _CAPACITY, _OVERLAP; _ATTN_VALUE for a probability that is negative, or not finite under _NAN_REFUSE; _LOGIT for NaN
- * or +inf and _MASKED for a query that sees nothing, both under _NAN_REFUSE; _SCORE where a score overflows.
+ * Scores of the n - window positions before the window, for each KV head of the range.
+ *
+ *   attn                  the attention, read only
+ *   reduce                how the query heads of a group become one score
+ *   nan                   what is done about numbers that are none
+ *   first_head, end_head  the range of KV heads, end_head excluded
+ *   workspace             scratch of workspace_size bytes, at least what the function above says
+ *   scores                row h starts at scores + h * scores_stride and gets n - window floats
+ *   scores_stride         floats from row to row, at least n - window
+ *   capacity              floats in the whole array
+ *
+ * The errors of the function above, _WORKSPACE, _STRIDE, _CAPACITY, _OVERLAP. _ATTN_VALUE for a probability that is
+ * negative, or not finite under _NAN_REFUSE. _LOGIT for NaN or +inf and _MASKED for a query that sees nothing, both under
+ * _NAN_REFUSE. _SCORE where a score overflows.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_window_scores(const pb_kvcache_attention *attn, pb_kvcache_reduce reduce,
                                                           pb_kvcache_nan nan, size_t first_head, size_t end_head,
                                                           void *workspace, size_t workspace_size, float *scores,
                                                           size_t scores_stride, size_t capacity);
 
-/* Bytes of scratch that pb_kvcache_pool_scores needs: 0 for the maximum. PB_KVCACHE_ERROR_NULL, _POOL_KERNEL, _OPTION,
- * _TOO_LARGE. */
+/*
+ * Bytes of scratch that pb_kvcache_pool_scores needs: 0 for the maximum.
+ *
+ *   n        scores in a row
+ *   pooling  maximum or average
+ *   kernel   neighbours pooled, the position itself included; odd
+ *   size     becomes the number of bytes
+ *
+ * PB_KVCACHE_ERROR_NULL, _POOL_KERNEL, _OPTION, _TOO_LARGE.
+ */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_pool_scores_workspace_size(size_t n, pb_kvcache_pooling pooling,
                                                                        size_t kernel, size_t *size);
 
 /*
- * Pool each of num_heads rows of n scores over neighbours i-(kernel-1)/2 .. i+(kernel-1)/2, clamped at both ends.
- * Maximum, or average: the sum in double over the blocks of 1, 2, 4, ... neighbours, from the left, that make up the
- * kernel (itself clamped to 2n - 1), a block of 2w being the sum of two of w; divided by how many neighbours there are
- * and rounded to float.
- * PB_KVCACHE_ERROR_NULL, _POOL_KERNEL, _OPTION, _TOO_LARGE, _WORKSPACE, _ALIGNMENT, _STRIDE, _CAPACITY, _OVERLAP;
- * _SCORE for a NaN or infinity under _NAN_REFUSE.
+ * Pool each row of scores over the neighbours i-(kernel-1)/2 .. i+(kernel-1)/2, clamped at both ends. The average's sum
+ * is made in double of blocks of 1, 2, 4, ... neighbours, from the left, that make up the kernel (itself clamped to
+ * 2n - 1), a block of 2w being the sum of two of w. It is divided by how many neighbours there are and rounded to float.
+ *
+ *   scores           row h starts at scores + h * stride, read only
+ *   stride           floats from row to row
+ *   num_heads, n     rows, and scores in a row
+ *   pooling, kernel  as above
+ *   nan              what is done about numbers that are none
+ *   workspace        scratch of workspace_size bytes, at least what the function above says; may be NULL where that is 0
+ *   pooled           row h starts at pooled + h * pooled_stride and gets n floats
+ *   pooled_stride    floats from row to row, at least n
+ *   capacity         floats in the whole array
+ *
+ * PB_KVCACHE_ERROR_NULL, _POOL_KERNEL, _OPTION, _TOO_LARGE, _WORKSPACE, _ALIGNMENT, _STRIDE, _CAPACITY, _OVERLAP. _SCORE
+ * for a NaN or infinity under _NAN_REFUSE.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_pool_scores(const float *scores, size_t stride, size_t num_heads, size_t n,
                                                         pb_kvcache_pooling pooling, size_t kernel, pb_kvcache_nan nan,
@@ -127,25 +162,90 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_pool_scores(const float *scores, siz
                                                         size_t pooled_stride, size_t capacity);
 
 /*
- * Indices of the counts[h] highest scores of each row h of n, the lower index first on a tie, ascending. O(n).
- * -0.0 equals 0.0. Row h starts at indices + h * indices_stride; `capacity` is in elements, of the whole array.
- * PB_KVCACHE_ERROR_NULL, _OPTION, _TOO_LARGE, _ALIGNMENT, _STRIDE, _CAPACITY, _OVERLAP; _COUNT for counts[h] > n;
+ * Indices of the highest scores of each row, ascending. The lower index wins a tie. O(n). -0.0 equals 0.0.
+ *
+ *   scores          row h starts at scores + h * stride, read only
+ *   stride          floats from row to row
+ *   num_heads, n    rows, and scores in a row, n at most 2^32 - 1
+ *   counts          how many of each row, num_heads numbers of at most n
+ *   nan             what is done about numbers that are none
+ *   indices         row h starts at indices + h * indices_stride and gets counts[h] indices
+ *   indices_stride  elements from row to row, at least the largest count
+ *   capacity        elements in the whole array
+ *
+ * PB_KVCACHE_ERROR_NULL, _OPTION, _TOO_LARGE, _ALIGNMENT, _STRIDE, _CAPACITY, _OVERLAP. _COUNT for a count above n.
  * _SCORE for a NaN or infinity under _NAN_REFUSE.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_top(const float *scores, size_t stride, size_t num_heads, size_t n,
                                                        const uint32_t *counts, pb_kvcache_nan nan, uint32_t *indices,
                                                        size_t indices_stride, size_t capacity);
 
-/* Bytes of scratch that pb_kvcache_select needs for this range. Errors as there. */
+/*
+ * Bytes of scratch that pb_kvcache_select_from_scores needs.
+ *
+ *   params  pooling, kernel and nan are read
+ *   n       positions of the prompt
+ *   window  the last ones, always kept: 0 < window < n
+ *   size    becomes the number of bytes
+ *
+ * PB_KVCACHE_ERROR_NULL, _WINDOW, _OPTION, _POOL_KERNEL, _TOO_LARGE.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_from_scores_workspace_size(const pb_kvcache_select_params *params,
+                                                                              size_t n, size_t window, size_t *size);
+
+/*
+ * What each head keeps, by scores that are there already: scores pooled, the budgets[h] - window best of them, and the
+ * window. Where budgets[h] >= n that is every position, and the row of scores is not read.
+ *
+ *   scores          row h starts at scores + h * stride, n - window floats, read only
+ *   stride          floats from row to row
+ *   num_heads       rows
+ *   n, window       positions of the prompt, and the last ones, always kept: 0 < window < n
+ *   params          pooling, kernel and nan are read
+ *   budgets         positions kept of each row, num_heads numbers, each at least `window`
+ *   workspace       scratch of workspace_size bytes, at least what the function above says
+ *   indices         row h starts at indices + h * indices_stride and gets min(n, budgets[h]) ascending positions
+ *   indices_stride  elements from row to row, at least the most that a row gets
+ *   capacity        elements in the whole array
+ *
+ * The errors of the function above, _WORKSPACE, _ALIGNMENT, _STRIDE, _CAPACITY, _OVERLAP. _BUDGET_WINDOW for a budget
+ * below the window. _SCORE for a NaN or infinity under _NAN_REFUSE.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_from_scores(const float *scores, size_t stride, size_t num_heads,
+                                                               size_t n, size_t window,
+                                                               const pb_kvcache_select_params *params,
+                                                               const uint32_t *budgets, void *workspace,
+                                                               size_t workspace_size, uint32_t *indices,
+                                                               size_t indices_stride, size_t capacity);
+
+/*
+ * Bytes of scratch that pb_kvcache_select needs.
+ *
+ *   attn                  the attention; its values are not read
+ *   params                how it is scored and pooled
+ *   first_head, end_head  the range of KV heads, end_head excluded
+ *   size                  becomes the number of bytes
+ *
+ * The errors of pb_kvcache_window_scores_workspace_size, _POOL_KERNEL.
+ */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_workspace_size(const pb_kvcache_attention *attn,
                                                                   const pb_kvcache_select_params *params,
                                                                   size_t first_head, size_t end_head, size_t *size);
 
 /*
- * The whole chain: window scores, pooled, the budgets[h] - window best of them, and the window. Row h of `indices` gets
- * min(n, budgets[h]) ascending positions; where budgets[h] >= n that is every position, and the attention of the head
- * is not read. `budgets` has one entry for each of the num_kv_heads, each at least `window`.
- * Errors of the three functions above; PB_KVCACHE_ERROR_BUDGET_WINDOW for a budget below the window.
+ * The whole chain: pb_kvcache_window_scores, then pb_kvcache_select_from_scores, for each KV head of the range. Where
+ * budgets[h] >= n every position is kept, and the attention of the head is not read.
+ *
+ *   attn                  the attention, read only
+ *   params                how it is scored and pooled
+ *   budgets               positions kept of each head, num_kv_heads numbers, each at least `window`
+ *   first_head, end_head  the range of KV heads, end_head excluded
+ *   workspace             scratch of workspace_size bytes, at least what the function above says
+ *   indices               row h starts at indices + h * indices_stride and gets min(n, budgets[h]) ascending positions
+ *   indices_stride        elements from row to row, at least the most that a row gets
+ *   capacity              elements in the whole array
+ *
+ * The errors of the functions above.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *attn,
                                                    const pb_kvcache_select_params *params, const uint32_t *budgets,

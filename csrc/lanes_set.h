@@ -1,0 +1,83 @@
+/*
+ * All inner loops of one instruction set, and the table of them. lanes.c includes this file once for each set.
+ *
+ * The including file defines, and this one undefines again:
+ *   SET             the set's name: the table's, and the end of the functions' names
+ *   TARGET          the attributes of its functions, or nothing
+ *   BETWEEN, ABOVE  the functions of these two passes, which are written there
+ */
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+
+/* The loops over attention, for each kind of element */
+#define ELEMENT float
+#define TO_FLOAT from_float
+#define NAME(function) JOIN(function##_float, SET)
+#include "lanes_body.h"
+#define ELEMENT uint16_t
+#define TO_FLOAT from_half
+#define NAME(function) JOIN(function##_half, SET)
+#include "lanes_body.h"
+#define ELEMENT uint16_t
+#define TO_FLOAT from_bfloat
+#define NAME(function) JOIN(function##_bfloat, SET)
+#include "lanes_body.h"
+
+/* The loops over floats and keys */
+#define NAME(function) JOIN(function, SET)
+
+TARGET static void NAME(add_scaled)(const float *restrict e, size_t n, float factor, float *restrict sums)
+{
+    for (size_t i = 0; i < n; ++i) {
+        sums[i] += e[i] * factor;
+    }
+}
+
+TARGET static bool NAME(finite)(const float *x, size_t n)
+{
+    uint32_t most = 0;
+    for (size_t i = 0; i < n; ++i) {
+        const uint32_t magnitude = bits_of(x[i]) & ~SIGN;
+        most = magnitude > most ? magnitude : most;
+    }
+    return most < INFINITY_BITS;
+}
+
+TARGET static size_t NAME(below)(const int32_t *keys, size_t n, int32_t pivot)
+{
+    uint32_t below = 0;
+    for (size_t i = 0; i < n; ++i) {
+        below += (uint32_t)(keys[i] < pivot);
+    }
+    return below;
+}
+
+TARGET static size_t NAME(reaching)(const float *x, size_t n, int32_t threshold)
+{
+    uint32_t reaching = 0;
+    for (size_t i = 0; i < n; ++i) {
+        reaching += (uint32_t)(key_of(x[i]) >= threshold);
+    }
+    return reaching;
+}
+
+static const pb_kvcache_priv_lanes SET = {
+    .top = {JOIN(top_float, SET), JOIN(top_half, SET), JOIN(top_bfloat, SET)},
+    .exps = {JOIN(exps_float, SET), JOIN(exps_half, SET), JOIN(exps_bfloat, SET)},
+    .sums = {JOIN(sums_float, SET), JOIN(sums_half, SET), JOIN(sums_bfloat, SET)},
+    .convert = {JOIN(convert_float, SET), JOIN(convert_half, SET), JOIN(convert_bfloat, SET)},
+    .add_scaled = NAME(add_scaled),
+    .finite = NAME(finite),
+    .below = NAME(below),
+    .reaching = NAME(reaching),
+    .between = BETWEEN,
+    .above = ABOVE,
+};
+
+#undef NAME
+#undef JOIN
+#undef JOIN_
+#undef SET
+#undef TARGET
+#undef BETWEEN
+#undef ABOVE
