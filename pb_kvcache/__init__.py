@@ -23,7 +23,7 @@ from ._pool import pool_scores
 from ._pyramidkv import PyramidKV
 from ._qk import scores_from_qk
 from ._score import window_scores
-from ._select import select
+from ._select import select, select_from_scores
 from ._snapkv import SnapKV
 from ._stack import PyramidStack, StackLayer
 
@@ -55,6 +55,7 @@ __all__ = [
     "pyramid_budgets",
     "scores_from_qk",
     "select",
+    "select_from_scores",
     "select_top",
     "to_blocks",
     "to_mask",

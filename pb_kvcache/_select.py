@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _torch_path
-from ._calls import head_ranges, scratch, words, workspace_size
+from ._calls import OK, ScoreRows, floats, head_ranges, scratch, words, workspace_size
 from ._native import ffi, lib
-from ._options import POOLING, REDUCE, at_least, choice, head_budgets, kernel_size
+from ._options import NAN, POOLING, REDUCE, at_least, choice, head_budgets, kernel_size
 from ._score import Attention, Part, run_parts
-from ._shapes import by_head
+from ._shapes import by_head, prompt_length
 from ._tensor import give, on_other_device
 
 
@@ -66,7 +66,7 @@ def select(
     Returns
     -------
     numpy.ndarray, torch.Tensor or list
-        ``(num_kv_heads, kept)``, ascending, uint32 or (torch) int64; with one budget per head a list of vectors. For a
+        ``(num_kv_heads, kept)``, ascending, uint32 or (torch) int64. With one budget per head a list of vectors. For a
         batch ``(batch, num_kv_heads, kept)`` where every sequence keeps the same number, else a list of them.
 
     Raises
@@ -126,7 +126,7 @@ def select(
     ranges = head_ranges(shape.kv_heads, len(limited), threads)
     run_parts([(part, job(part, first, end)) for part in limited for first, end in ranges], threads)
 
-    # Tokens become columns, and each sequence's rows what the caller gets.
+    # Positions among the tokens become columns of the padded row, in the caller's kind and shape.
     torch = attention.view.torch
     if per_head:
         results = [
@@ -140,6 +140,86 @@ def select(
     if len({rows.shape for rows in columns}) == 1:
         return give(np.stack(columns), torch)
     return [give(rows, torch) for rows in columns]
+
+
+def select_from_scores(
+    scores: Any,
+    budget: int | Sequence[int],
+    window: int,
+    *,
+    kernel: int = 7,
+    pooling: str = "max",
+    window_in_budget: bool = True,
+    nan: str = "raise",
+) -> Any:
+    """Return the positions of a prompt that each KV head keeps, from scores: the second half of :func:`select`.
+
+    Scores are pooled, the best positions stay, and the window with them.
+
+    Parameters
+    ----------
+    scores
+        ``(..., kv_heads, n - window)`` float32, from :func:`window_scores`, :func:`scores_from_qk` or a rule of the
+        caller's own: one for each position before the window.
+    budget, window_in_budget
+        As for :func:`select`. ``n`` or more keeps every position of a head, whatever its scores are.
+    window
+        How many positions follow the scored ones. They are always kept.
+    kernel, pooling
+        As for :func:`pool_scores`.
+    nan
+        ``"raise"`` refuses a NaN or an infinity. ``"lowest"`` leaves it out of its neighbours' pools and ranks its
+        position below every other.
+
+    Returns
+    -------
+    numpy.ndarray, torch.Tensor or list
+        ``(..., kv_heads, kept)``, ascending, uint32 or (torch) int64. With one budget per head a list of vectors, one
+        per head. Axes in front of the heads make lists of such lists.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument or a score that breaks a rule. The message says which.
+    """
+    if on_other_device(scores):
+        return _torch_path.select_from_scores(
+            scores,
+            budget,
+            window,
+            kernel=kernel,
+            pooling=pooling,
+            window_in_budget=window_in_budget,
+            nan=nan,
+        )
+    given = ScoreRows(scores)
+    n = prompt_length(given.shape, window)
+    kv_heads, scored = given.shape[-2:]
+    budgets, per_head = head_budgets(budget, kv_heads, n - scored, window_in_budget)
+    params = _params(kernel, pooling, choice("nan", nan, NAN))
+    counts = [min(value, n) for value in budgets]
+    most = max(counts)
+    kept = np.empty((len(given.rows), most), np.uint32)
+    if kept.size:
+        size = workspace_size(lib.pb_kvcache_select_from_scores_workspace_size, params, n, n - scored)
+        status = lib.pb_kvcache_select_from_scores(
+            floats(given.rows),
+            scored,
+            len(kept),
+            n,
+            n - scored,
+            params,
+            words(np.array(counts * (len(kept) // kv_heads), np.uint32)),
+            scratch(size),
+            size,
+            words(kept),
+            most,
+            kept.size,
+        )
+        if status != OK:
+            raise given.refusal(status, np.array(counts)[:, None] < n)
+    positions = given.give(kept, *given.shape[:-1], most)
+    return by_head(positions, counts) if per_head else positions
 
 
 def _params(kernel: Any, pooling: Any, nan: int, reduce: int = REDUCE["mean"]) -> Any:

@@ -16,7 +16,7 @@ Q_HEADS, KV_HEADS, W = 6, 3, 5
 
 
 def attention(n, seed=0, batch=(), dtype=torch.float32, logits=False, levels=0):
-    """Return random attention of a window; with `levels` only so many different values, that is, many ties."""
+    """Return random attention of a window. With `levels` it has only so many different values, that is, many ties."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(*batch, Q_HEADS, W, n, generator=generator)
     if levels:
@@ -89,6 +89,36 @@ def test_the_selection_is_the_native_one(n, budget, pooling, window_in_budget):
     assert type(got) is type(expected)
     assert len(got) == len(expected)
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("budget", [W, 11, 60, [W, 8, 60]])
+@pytest.mark.parametrize("pooling", ["max", "avg"])
+@pytest.mark.parametrize("window_in_budget", [True, False])
+@pytest.mark.parametrize("batch", [(), (2,), (2, 2)])
+@pytest.mark.parametrize("nan", ["raise", "lowest"])
+def test_the_selection_from_scores_is_the_native_one(budget, pooling, window_in_budget, batch, nan):
+    scores = (torch.rand(*batch, KV_HEADS, 50, generator=torch.Generator().manual_seed(4)) * 9).round()
+    if nan == "lowest":
+        scores[..., 1, 7], scores[..., 2, 30] = torch.nan, -torch.inf
+    options = {"kernel": 3, "pooling": pooling, "window_in_budget": window_in_budget, "nan": nan}
+    got = _torch_path.select_from_scores(scores, budget, W, **options)
+    want = pb_kvcache.select_from_scores(scores, budget, W, **options)
+    assert type(got) is type(want)
+    while isinstance(got, list):
+        assert len(got) == len(want)
+        got, want = got[-1], want[-1]
+    assert torch.equal(got, want)
+
+
+def test_scores_of_a_head_that_keeps_everything_are_not_looked_at():
+    scores = torch.rand(2, 3, 20)
+    scores[1, 1, 4] = torch.nan
+    for path in (_torch_path, pb_kvcache):
+        kept = path.select_from_scores(scores, [8, 25, 8], W)
+        assert kept[1][1].tolist() == list(range(25))
+        assert path.select_from_scores(scores, 25, W).tolist() == [[list(range(25))] * 3] * 2
+        with pytest.raises(ValueError, match=r"scores\[1, 1, 4\] = nan: every score must be finite"):
+            path.select_from_scores(scores, [8, 24, 25], W)
 
 
 @pytest.mark.parametrize("pooling", ["max", "avg"])
@@ -173,6 +203,25 @@ def test_bad_input_is_named(change, error, message):
             pb_kvcache.select(options.pop("attn"), options.pop("budget"), **options)
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"scores": torch.zeros(30)}, ValueError, "scores: must have at least 2 dimensions"),
+        ({"scores": torch.zeros(2, 0)}, ValueError, r"scores: has shape \(2, 0\), must hold at least one"),
+        ({"scores": torch.zeros(2, 30, dtype=torch.float64)}, TypeError, "scores: must be a torch tensor of float32"),
+        ({"window": 0}, ValueError, "window = 0: must be at least 1"),
+        ({"budget": 3}, ValueError, "budget = 3: must be at least the window, 4"),
+        ({"budget": [12]}, ValueError, "budget: has 1 numbers"),
+        ({"kernel": 4}, ValueError, "kernel = 4: must be odd"),
+        ({"pooling": "median"}, ValueError, "pooling = 'median'"),
+        ({"nan": "ignore"}, ValueError, "nan = 'ignore'"),
+    ],
+)
+def test_bad_input_of_the_selection_from_scores_is_named(change, error, message):
+    with pytest.raises(error, match=message):
+        _torch_path.select_from_scores(**{"scores": torch.zeros(2, 30), "budget": 12, "window": 4, **change})
+
+
 def test_a_tensor_on_another_device_is_sent_to_the_torch_path(monkeypatch):
     seen = []
 
@@ -180,11 +229,12 @@ def test_a_tensor_on_another_device_is_sent_to_the_torch_path(monkeypatch):
         seen.append((attn.device.type, args, kwargs))
         return "from torch"
 
-    for name in ("select", "window_scores", "pool_scores", "select_top"):
+    for name in ("select", "select_from_scores", "window_scores", "pool_scores", "select_top"):
         monkeypatch.setattr(_torch_path, name, record)
     far = torch.zeros(6, 5, 40, device="meta")
     assert pb_kvcache.select(far, 10, num_kv_heads=3, window=5) == "from torch"
+    assert pb_kvcache.select_from_scores(far, 10, 5) == "from torch"
     assert pb_kvcache.window_scores(far, num_kv_heads=3) == "from torch"
     assert pb_kvcache.pool_scores(far) == "from torch"
     assert pb_kvcache.select_top(far, 3) == "from torch"
-    assert [device for device, _, _ in seen] == ["meta"] * 4
+    assert [device for device, _, _ in seen] == ["meta"] * 5

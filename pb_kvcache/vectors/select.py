@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from .._compact import compact
 from .._score import window_scores
-from .._select import select
+from .._select import select, select_from_scores
 from ._expect import answers, equal
 
 
 def _attention(case: dict[str, Any]) -> npt.NDArray[Any]:
-    """Return the attention; bfloat16, which NumPy lacks, as the float32 that it is."""
+    """Return the attention. bfloat16, which NumPy lacks, becomes the same numbers in float32."""
     if case["dtype"] == "float32":
         return np.array(case["attn"], dtype=object).astype(np.float32)
     bits = np.array(case["attn"], np.uint16)
@@ -40,6 +40,8 @@ def run(case: dict[str, Any]) -> None:
         want = np.array(case["scores"], dtype=object).astype(np.float32)
         scores = window_scores(attn, nan=case["nan"], **scoring)
         equal("scores", scores.view(np.uint32).tolist(), want.view(np.uint32).tolist())
+        kept = select_from_scores(want, case["budgets"], window, **choosing)
+        equal("kept, from scores", [row.tolist() for row in kept], case["kept"])
 
 
 def run_compact(case: dict[str, Any]) -> None:
