@@ -64,10 +64,12 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
         for one, (rows, counts) in zip(sequences, kept, strict=True):
             _gather_in_place(one, rows, counts)
     else:
+        ranges = head_ranges(heads, len(sequences), threads)
+        structs = [memory.struct(sequence) for sequence in range(len(sequences))]
         jobs = [
-            memory.job(sequence, first, end, rows, counts)
-            for sequence, (rows, counts) in enumerate(kept)
-            for first, end in head_ranges(heads, len(sequences), threads)
+            _job(struct, first, end, rows, counts)
+            for struct, (rows, counts) in zip(structs, kept, strict=True)
+            for first, end in ranges
         ]
         in_threads(jobs, threads)
     fronts = [_front(one, counts) for one, (_, counts) in zip(sequences, kept, strict=True)]
@@ -79,6 +81,8 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
 
 class _Memory:
     """The checked `kv` of a call, and where its rows are: strides in bytes."""
+
+    __slots__ = ("address", "kv", "shape", "size", "strides")
 
     def __init__(self, kv: Any) -> None:
         if is_torch(kv):
@@ -120,12 +124,10 @@ class _Memory:
                 extent += (length - 1) * stride
         return True
 
-    def job(
-        self, sequence: int, first: int, end: int, rows: npt.NDArray[np.uint32], counts: npt.NDArray[np.uint32]
-    ) -> Callable[[], None]:
-        """Return the call that compacts a range of heads of one sequence."""
+    def struct(self, sequence: int) -> Any:
+        """Return the ``pb_kvcache_rows`` of one sequence."""
         offset = sequence * self.strides[0] if len(self.shape) == 4 else 0
-        struct = ffi.new(
+        return ffi.new(
             "pb_kvcache_rows *",
             {
                 "data": ffi.cast("void *", self.address + offset),
@@ -137,16 +139,22 @@ class _Memory:
             },
         )
 
-        def run() -> None:
-            status = lib.pb_kvcache_compact(struct, first, end, words(rows), rows.shape[1], words(counts))
-            if status == lib.PB_KVCACHE_ERROR_STRIDE:
-                raise ValueError("kv: its rows overlap in memory")
-            if status == lib.PB_KVCACHE_ERROR_OVERLAP:
-                raise ValueError("indices: must not lie within kv")
-            if status != OK:
-                raise RuntimeError(status_text(status))
 
-        return run
+def _job(
+    struct: Any, first: int, end: int, rows: npt.NDArray[np.uint32], counts: npt.NDArray[np.uint32]
+) -> Callable[[], None]:
+    """Return the call that compacts a range of heads of one sequence."""
+
+    def run() -> None:
+        status = lib.pb_kvcache_compact(struct, first, end, words(rows), rows.shape[1], words(counts))
+        if status == lib.PB_KVCACHE_ERROR_STRIDE:
+            raise ValueError("kv: its rows overlap in memory")
+        if status == lib.PB_KVCACHE_ERROR_OVERLAP:
+            raise ValueError("indices: must not lie within kv")
+        if status != OK:
+            raise RuntimeError(status_text(status))
+
+    return run
 
 
 def _gather_in_place(kv: Any, rows: npt.NDArray[np.uint32], counts: npt.NDArray[np.uint32]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +13,7 @@ from ._options import at_least
 from ._tensor import as_numpy
 
 
-@dataclass(frozen=True)
-class AttentionShape:
+class AttentionShape(NamedTuple):
     """What the shape of `attn` says, ``(q_heads, window, n)`` or ``(batch, q_heads, window, n)``.
 
     Attributes
