@@ -1,6 +1,6 @@
 """What the prefill selection costs, against torch and kvpress: ``python benchmarks/prefill.py``.
 
-In one process, medians of interleaved rounds, 32 query heads, 8 KV heads, head size 128. Needs torch; kvpress is
+In one process, medians of interleaved rounds, 32 query heads, 8 KV heads, head size 128. Needs torch. kvpress is
 measured where it is installed. Two tables, in milliseconds:
 
 - *from logits*: from the window's logits to the kept positions. The chain in torch reuses its softmax's output, gets
@@ -72,7 +72,7 @@ def gathered(kv: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def kvpress_way(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, budget: int, window: int) -> Any:
-    """Return kvpress's scoring, topk and gather; its projection of the queries is left out. None: not installed."""
+    """Return kvpress's scoring, topk and gather, without its projection of the queries. None: not installed."""
     try:
         from kvpress import SnapKVPress
         from kvpress.presses import snapkv_press
@@ -145,9 +145,7 @@ def from_qk(n: int, window: int, dtype: torch.dtype, threads: int, rounds: int) 
 
     def ours() -> Any:
         scores = pb.scores_from_qk(q, k, threads=threads)
-        best = pb.select_top(pb.pool_scores(scores, KERNEL), budget - window)
-        tail = torch.arange(n - window, n).expand(KV_HEADS, window)
-        indices = torch.cat([best, tail], dim=-1)
+        indices = pb.select_from_scores(scores, budget, window, kernel=KERNEL)
         return pb.compact(ours_k, indices, threads=threads), pb.compact(ours_v, indices, threads=threads)
 
     def multiply() -> None:
@@ -178,7 +176,7 @@ def choice(n: int, rounds: int) -> None:
 
 
 def compaction(n: int, rounds: int) -> None:
-    """Print compaction of half the rows against copies of them (torch, NumPy) and of as many bytes; and its memory."""
+    """Print compaction of half the rows against copies of them (torch, NumPy) and of as many bytes, and its memory."""
     rng = np.random.default_rng(0)
     kv = rng.standard_normal((KV_HEADS, n, DIM), dtype=np.float32)
     other = np.zeros((KV_HEADS, n // 2, DIM), np.float32)

@@ -12,23 +12,18 @@ except ModuleNotFoundError as error:  # usually Python found a source tree befor
     ) from error
 
 from ._baselines import H2O, TOVA, FullCache, Scissorhands, SlidingWindow, StreamingLLM
+from ._blocks import block_select, to_blocks, to_mask, to_ranges
 from ._budget import pyramid_budget, pyramid_budgets
+from ._choose import select_top
+from ._compact import compact
 from ._errors import CacheFullError
 from ._plan import LayerGroup, LayerGroups, LayerPlan, plan
 from ._policy import LayerCache, Policy
+from ._pool import pool_scores
 from ._pyramidkv import PyramidKV
-from ._select import (
-    block_select,
-    compact,
-    pool_scores,
-    scores_from_qk,
-    select,
-    select_top,
-    to_blocks,
-    to_mask,
-    to_ranges,
-    window_scores,
-)
+from ._qk import scores_from_qk
+from ._score import window_scores
+from ._select import select, select_from_scores
 from ._snapkv import SnapKV
 from ._stack import PyramidStack, StackLayer
 
@@ -60,6 +55,7 @@ __all__ = [
     "pyramid_budgets",
     "scores_from_qk",
     "select",
+    "select_from_scores",
     "select_top",
     "to_blocks",
     "to_mask",

@@ -1,6 +1,6 @@
 """NumPy arrays and torch CPU tensors as the native kernels see them: an address, strides and a kind of element.
 
-torch is never imported here: a tensor can only be given where it has been imported already.
+torch is never imported here. A tensor can only be given where it has been imported already.
 """
 
 from __future__ import annotations
@@ -24,15 +24,32 @@ _CODES: dict[str, int] = {
 _SIZES = {lib.PB_KVCACHE_FLOAT32: 4, lib.PB_KVCACHE_FLOAT16: 2, lib.PB_KVCACHE_BFLOAT16: 2}
 
 
+#: The kinds of torch device whose memory the native kernels read.
+NATIVE_DEVICES = frozenset({"cpu"})
+
+
 def is_torch(value: Any) -> bool:
     """Tell whether `value` is a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def torch_module() -> Any:
+    """Return torch, which has been imported by whoever made the tensor at hand.
+
+    It is looked up and not imported: an import in a forked child can wait for a lock that the parent held.
+    """
+    return sys.modules["torch"]
+
+
 def on_other_device(value: Any) -> bool:
     """Tell whether `value` is a torch tensor that is not in this computer's own memory."""
-    return is_torch(value) and value.device.type != "cpu"
+    return is_torch(value) and value.device.type not in NATIVE_DEVICES
+
+
+def as_numpy(value: Any) -> Any:
+    """Return a tensor's elements as a NumPy array, and anything else as it is."""
+    return value.detach().cpu().numpy() if is_torch(value) else value
 
 
 class View:
@@ -80,8 +97,7 @@ class View:
 
     def _kind(self, value: Any) -> str:
         if self.torch:
-            torch = sys.modules["torch"]
-            if value.layout is not torch.strided or value.device.type != "cpu":
+            if value.layout is not torch_module().strided or value.device.type != "cpu":
                 return f"a {value.layout} tensor on {value.device}"
             return str(value.dtype).removeprefix("torch.")
         if not isinstance(value, np.ndarray):
@@ -102,9 +118,9 @@ class View:
 
 
 def give(array: npt.NDArray[Any], torch: bool) -> Any:
-    """Return a result in the caller's kind: the array, or a tensor; positions are then int64, as torch indexes."""
+    """Return a result in the caller's kind: the array, or a tensor, whose positions are int64, as torch indexes."""
     if not torch:
         return array
     if array.dtype == np.uint32:
         array = array.astype(np.int64)
-    return sys.modules["torch"].from_numpy(array)
+    return torch_module().from_numpy(array)

@@ -38,7 +38,7 @@ def window_scores(attn, kv_heads, reduce="mean", from_logits=False, scale=1.0):
 
 
 def pool(scores, kernel, pooling="max"):
-    """Pool a row over the neighbours that exist; whatever is not finite is no neighbour and becomes -inf."""
+    """Pool a row over the neighbours that exist. What is not finite is no neighbour and becomes -inf."""
     n = len(scores)
     half = (kernel - 1) // 2
     pooled = []
@@ -54,7 +54,7 @@ def pool(scores, kernel, pooling="max"):
 
 
 def top(scores, k):
-    """Positions of the k highest, ties to the lower one, ascending; what is not finite is the lowest."""
+    """Positions of the k highest, ties to the lower one, ascending. What is not finite is the lowest."""
     ranked = sorted(range(len(scores)), key=lambda i: (-scores[i] if math.isfinite(scores[i]) else math.inf, i))
     return sorted(ranked[:k])
 
@@ -65,8 +65,25 @@ def select(attn, budget, kv_heads, window, kernel=7, pooling="max", **options):
     if budget >= n:
         return [list(range(n))] * kv_heads
     scores = window_scores(attn, kv_heads, **options)
-    tail = list(range(n - window, n))
-    return [top(pool(row, kernel, pooling), budget - window) + tail for row in scores]
+    return select_from_scores(scores, [budget] * kv_heads, window, kernel, pooling)
+
+
+def select_from_scores(scores, budgets, window, kernel=7, pooling="max", exact=False):
+    """Pool rows of ``n - window`` scores and keep the best and the window: a list of positions per row.
+
+    One budget a row, which counts the window. n or more keeps everything. `exact`: averages of finite scores are the
+    definition's, to the bit.
+    """
+    kept = []
+    for row, budget in zip(scores, budgets, strict=True):
+        n = len(row) + window
+        if budget >= n:
+            kept.append(list(range(n)))
+            continue
+        bits = exact and pooling == "avg" and all(math.isfinite(x) for x in row)
+        pooled = exact_average(row, kernel) if bits else pool(row, kernel, pooling)
+        kept.append(top(pooled, budget - window) + list(range(n - window, n)))
+    return kept
 
 
 # ---- To the bit: the definition's own float32 operations, one numpy operation at a time ----
@@ -90,7 +107,7 @@ def exact_exp(t):
 
 
 def exact_sum(e):
-    """Return a row's sum: 64 interleaved float32 sums per 1024 elements, folded in halves; the tiles in double."""
+    """Return a row's sum: 64 interleaved float32 sums per 1024 elements, folded in halves. Tiles add in double."""
     total = 0.0
     for start in range(0, len(e), 1024):
         lanes = np.zeros(64, F)
@@ -105,7 +122,7 @@ def exact_sum(e):
 
 
 def exact_scores(attn, kv_heads, reduce="mean", from_logits=False, scale=1.0, lowest=False):
-    """``window_scores`` of float32 to the bit; numbers that are none only with `lowest`."""
+    """``window_scores`` of float32 to the bit. NaN and infinities only with `lowest`."""
     q_heads, window, n = attn.shape
     past = n - window
     group = q_heads // kv_heads

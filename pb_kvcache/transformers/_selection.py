@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._select import pool_scores, scores_from_qk, select_top, window_scores
+from .._qk import scores_from_qk
+from .._score import window_scores
+from .._select import select_from_scores
+from .._torch_path import reduce_axis
 
 if TYPE_CHECKING:
     from ._budgets import Budgets
@@ -44,7 +47,7 @@ class Scoring:
     def logits(self, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Return the products, ``(..., q_heads, queries, n)``, float32, before scale and cap.
 
-        `query` is ``(..., q_heads, queries, head_dim)``, `keys` ``(..., kv_heads, n, head_dim)``; both become float32
+        `query` is ``(..., q_heads, queries, head_dim)``, `keys` ``(..., kv_heads, n, head_dim)``. Both become float32
         before they are multiplied, as half precision would make most scores tie.
         """
         kv_heads = keys.shape[-3]
@@ -54,7 +57,7 @@ class Scoring:
         return products.unflatten(-2, (-1, queries)).flatten(-4, -3)
 
     def weights(self, logits: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
-        """Return the attention of the logits; `allowed` says who may see whom and broadcasts."""
+        """Return the attention of the logits. `allowed` broadcasts and says which query may see which position."""
         scaled = logits.mul(self.scale)
         if self.softcap is not None:
             scaled = torch.tanh(scaled / self.softcap) * self.softcap
@@ -81,12 +84,7 @@ class Scoring:
 
 def reduce_groups(weights: torch.Tensor, kv_heads: int, reduce: str) -> torch.Tensor:
     """Return one row per KV head from one per query head: ``(..., q_heads, n)`` to ``(..., kv_heads, n)``."""
-    grouped = weights.unflatten(-2, (kv_heads, -1))
-    if reduce == "mean":
-        return grouped.mean(dim=-2)
-    if reduce == "sum":
-        return grouped.sum(dim=-2)
-    return grouped.amax(dim=-2)
+    return reduce_axis(weights.unflatten(-2, (kv_heads, -1)), -2, reduce)
 
 
 def choose(
@@ -101,14 +99,14 @@ def choose(
     keys
         ``(kv_heads, n, head_dim)``.
     keep
-        How many; at least ``window + 1`` where it is less than ``n``.
+        How many. At least ``window + 1`` where it is less than ``n``.
     seed
         Whether the third answer is wanted.
 
     Returns
     -------
-    The positions ``(kv_heads, keep)``, ascending; what chose them; and the attention of the window's queries to them,
-    ``(kv_heads, queries, keep)`` in float32, for a policy to start from (empty where not asked for).
+    The positions ``(kv_heads, keep)``, ascending. What chose them, in words. The attention of the window's queries to
+    them, ``(kv_heads, queries, keep)`` in float32, for a policy to start from: empty where `seed` is false.
     """
     kv_heads, n = keys.shape[:2]
     window = budgets.window
@@ -120,14 +118,11 @@ def choose(
         positions = torch.arange(n, device=keys.device).repeat(kv_heads, 1)
         method = "nothing evicted"
     else:
-        options: dict[str, Any] = {"reduce": budgets.reduce}
         if weights is None:
-            scores = scores_from_qk(query, keys, scale=scoring.scale, **options)
+            scores = scores_from_qk(query, keys, scale=scoring.scale, reduce=budgets.reduce)
         else:
-            scores = window_scores(weights, num_kv_heads=kv_heads, **options)
-        best = select_top(pool_scores(scores, budgets.kernel, budgets.pooling), keep - window)
-        tail = torch.arange(n - window, n, device=keys.device).expand(kv_heads, window)
-        positions = torch.cat([best, tail], dim=-1)
+            scores = window_scores(weights, num_kv_heads=kv_heads, reduce=budgets.reduce)
+        positions = select_from_scores(scores, keep, window, kernel=budgets.kernel, pooling=budgets.pooling)
         method = "native kernels" if keys.device.type == "cpu" else f"torch on {keys.device.type}"
     if not seed:
         return positions, method, keys.new_empty(0)

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._select import compact, select, window_scores
+from .._compact import compact
+from .._score import window_scores
+from .._select import select, select_from_scores
 from ._expect import answers, equal
 
 
 def _attention(case: dict[str, Any]) -> npt.NDArray[Any]:
-    """Return the attention; bfloat16, which NumPy lacks, as the float32 that it is."""
+    """Return the attention. bfloat16, which NumPy lacks, becomes the same numbers in float32."""
     if case["dtype"] == "float32":
         return np.array(case["attn"], dtype=object).astype(np.float32)
     bits = np.array(case["attn"], np.uint16)
@@ -24,23 +26,22 @@ def _attention(case: dict[str, Any]) -> npt.NDArray[Any]:
 def run(case: dict[str, Any]) -> None:
     """Run one case of kind ``select``."""
     attn = _attention(case)
-    options = {
+    window = attn.shape[1]
+    choosing = {"kernel": case["kernel"], "pooling": case["pooling"], "nan": case["nan"]}
+    scoring = {
         "num_kv_heads": case["kv_heads"],
         "reduce": case["reduce"],
         "from_logits": case["logits"],
         "scale": case["scale"],
-        "nan": case["nan"],
     }
-    kept = answers(
-        case.get("status"),
-        lambda: select(
-            attn, case["budgets"], window=attn.shape[1], kernel=case["kernel"], pooling=case["pooling"], **options
-        ),
-    )
+    kept = answers(case.get("status"), lambda: select(attn, case["budgets"], window=window, **scoring, **choosing))
     if case.get("status") is None:
         equal("kept", [row.tolist() for row in kept], case["kept"])
         want = np.array(case["scores"], dtype=object).astype(np.float32)
-        equal("scores", window_scores(attn, **options).view(np.uint32).tolist(), want.view(np.uint32).tolist())
+        scores = window_scores(attn, nan=case["nan"], **scoring)
+        equal("scores", scores.view(np.uint32).tolist(), want.view(np.uint32).tolist())
+        kept = select_from_scores(want, case["budgets"], window, **choosing)
+        equal("kept, from scores", [row.tolist() for row in kept], case["kept"])
 
 
 def run_compact(case: dict[str, Any]) -> None:

@@ -55,15 +55,9 @@ def answers(attn: Any, budgets: list[int], options: dict[str, Any]) -> dict[str,
     scores = reference.exact_scores(
         attn, options["kv_heads"], options["reduce"], options["logits"], options["scale"], lowest
     )
-    window, n = attn.shape[1:]
-    kept = []
-    for row, budget in zip(scores, budgets, strict=True):
-        if options["pooling"] == "avg" and np.isfinite(row).all():
-            pooled = reference.exact_average(row, options["kernel"])
-        else:
-            pooled = reference.pool(row, options["kernel"], options["pooling"])
-        best = reference.top(pooled, min(budget, n) - window) if budget < n else list(range(n - window))
-        kept.append([*best, *range(n - window, n)])
+    kept = reference.select_from_scores(
+        scores, budgets, attn.shape[1], options["kernel"], options["pooling"], exact=True
+    )
     return {"scores": [[number(x) for x in row] for row in scores], "kept": kept}
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 
 import pb_kvcache as pb
+from pb_kvcache import _tensor, _torch_path
 
 torch = pytest.importorskip("torch")
-
-_select = importlib.import_module("pb_kvcache._select")
 
 
 def logits_of(*shape, seed=0):
@@ -37,6 +34,18 @@ def test_a_tensor_gives_what_the_array_gives(dtype, batch):
     np.testing.assert_array_equal(pooled.numpy(), pb.pool_scores(scores.numpy(), 5, "avg"))
     np.testing.assert_array_equal(pb.select_top(pooled, 9).numpy(), pb.select_top(pooled.numpy(), 9))
     assert torch.equal(attn, before)
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("budget", [30, [9, 40], 95])
+def test_scores_in_a_tensor_keep_what_those_of_the_array_keep(batch, budget):
+    scores = torch.rand(*batch, 2, 85, generator=torch.Generator().manual_seed(1))
+    kept = pb.select_from_scores(scores, budget, 5, pooling="avg")
+    want = pb.select_from_scores(scores.numpy(), budget, 5, pooling="avg")
+    while isinstance(kept, list):
+        kept, want = kept[-1], want[-1]
+    assert kept.dtype == torch.int64
+    np.testing.assert_array_equal(kept.numpy(), want)
 
 
 def test_tensors_are_read_in_place_whatever_their_strides(monkeypatch):
@@ -117,7 +126,7 @@ def test_what_is_no_dense_tensor_of_the_kinds_is_refused():
 
 
 def test_a_tensor_on_another_device_takes_the_path_in_torch(monkeypatch):
-    """Every function asks one place whether the tensor is elsewhere; here it says so of a tensor on the CPU."""
+    """Every function asks one place whether the tensor is elsewhere. Here it says so of a tensor on the CPU."""
     attn = logits_of(3, 4, 5, 60)
     attn[0, 1, 2, 3] = torch.nan
     valid = torch.ones(3, 60, dtype=torch.bool)
@@ -130,6 +139,8 @@ def test_a_tensor_on_another_device_takes_the_path_in_torch(monkeypatch):
             scores,
             pooled,
             pb.select_top(pooled, 9, nan="lowest"),
+            pb.select_from_scores(scores, 20, 5, nan="lowest"),
+            *pb.select_from_scores(scores[1], [8, 60], 5),
             pb.select(attn[1:], 20, window=5, **OPTIONS),
             *pb.select(attn, 55, window=5, valid=valid, nan="lowest", **OPTIONS),
             pb.scores_from_qk(logits_of(4, 5, 8), logits_of(2, 60, 8)),
@@ -137,7 +148,6 @@ def test_a_tensor_on_another_device_takes_the_path_in_torch(monkeypatch):
         ]
 
     native = answers()
-    torch_path = importlib.import_module("pb_kvcache._torch_select")
     called = set()
 
     def noted(name, function):
@@ -147,12 +157,13 @@ def test_a_tensor_on_another_device_takes_the_path_in_torch(monkeypatch):
 
         return call
 
-    for name in ("window_scores", "pool_scores", "select_top", "select"):
-        monkeypatch.setattr(torch_path, name, noted(name, getattr(torch_path, name)))
-    monkeypatch.setattr(_select, "on_other_device", lambda value: isinstance(value, torch.Tensor))
+    names = ("window_scores", "pool_scores", "select_top", "select", "select_from_scores")
+    for name in names:
+        monkeypatch.setattr(_torch_path, name, noted(name, getattr(_torch_path, name)))
+    monkeypatch.setattr(_tensor, "NATIVE_DEVICES", frozenset())
     for ours, theirs in zip(native, answers(), strict=True):
         torch.testing.assert_close(theirs, ours, rtol=2e-6, atol=1e-9)
-    assert called == {"window_scores", "pool_scores", "select_top", "select"}
+    assert called == set(names)
     kv = torch.arange(3 * 20 * 4).reshape(3, 20, 4)
     before = kv.clone()
     fronts = pb.compact(kv, [[1, 4], [0, 1, 19], []])

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import pb_kvcache  # noqa: E402
-from pb_kvcache import _torch_select  # noqa: E402
+from pb_kvcache import _torch_path  # noqa: E402
 
 from . import reference_select as reference  # noqa: E402
 
@@ -16,7 +16,7 @@ Q_HEADS, KV_HEADS, W = 6, 3, 5
 
 
 def attention(n, seed=0, batch=(), dtype=torch.float32, logits=False, levels=0):
-    """Return random attention of a window; with `levels` only so many different values, that is, many ties."""
+    """Return random attention of a window. With `levels` it has only so many different values, that is, many ties."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(*batch, Q_HEADS, W, n, generator=generator)
     if levels:
@@ -36,7 +36,7 @@ def test_window_scores_agree_with_the_native_ones(n, reduce, dtype, logits):
     options = {"num_kv_heads": KV_HEADS, "reduce": reduce, "from_logits": logits}
     if logits:
         options["scale"] = 0.37
-    got = _torch_select.window_scores(attn, **options)
+    got = _torch_path.window_scores(attn, **options)
     torch.testing.assert_close(got, pb_kvcache.window_scores(attn, **options), atol=1e-7, rtol=2e-6)
     expected = reference.window_scores(attn[0].double().numpy(), KV_HEADS, reduce, logits, options.get("scale", 1.0))
     assert np.allclose(got[0].numpy(), expected, atol=1e-7, rtol=1e-5)
@@ -54,7 +54,7 @@ def test_pooled_scores_agree_with_the_native_ones(n, kernel, pooling, bad):
         scores[0, 1, n // 2] = torch.nan
         scores[1, 2, n - 1] = torch.inf
         nan = "lowest"
-    got = _torch_select.pool_scores(scores, kernel, pooling, nan=nan)
+    got = _torch_path.pool_scores(scores, kernel, pooling, nan=nan)
     torch.testing.assert_close(got, pb_kvcache.pool_scores(scores, kernel, pooling, nan=nan), atol=0, rtol=1e-6)
 
 
@@ -64,11 +64,9 @@ def test_the_best_are_the_native_best_whatever_the_ties(k, levels):
     scores = (torch.rand(4, 100, generator=torch.Generator().manual_seed(levels)) * levels).round()
     scores[0] = 0.0
     scores[1, ::2] = -0.0
-    assert torch.equal(_torch_select.select_top(scores, k), pb_kvcache.select_top(scores, k))
+    assert torch.equal(_torch_path.select_top(scores, k), pb_kvcache.select_top(scores, k))
     scores[2, 10:60] = torch.tensor([torch.nan, torch.inf, -torch.inf, torch.nan, 1.0]).repeat(10)
-    assert torch.equal(
-        _torch_select.select_top(scores, k, nan="lowest"), pb_kvcache.select_top(scores, k, nan="lowest")
-    )
+    assert torch.equal(_torch_path.select_top(scores, k, nan="lowest"), pb_kvcache.select_top(scores, k, nan="lowest"))
 
 
 @pytest.mark.parametrize("n", [W + 1, 12, 60])
@@ -86,20 +84,50 @@ def test_the_selection_is_the_native_one(n, budget, pooling, window_in_budget):
         "scale": 0.5,
         "window_in_budget": window_in_budget,
     }
-    got = _torch_select.select(attn, budget, **options)
+    got = _torch_path.select(attn, budget, **options)
     expected = pb_kvcache.select(attn, budget, **options)
     assert type(got) is type(expected)
     assert len(got) == len(expected)
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
 
 
+@pytest.mark.parametrize("budget", [W, 11, 60, [W, 8, 60]])
+@pytest.mark.parametrize("pooling", ["max", "avg"])
+@pytest.mark.parametrize("window_in_budget", [True, False])
+@pytest.mark.parametrize("batch", [(), (2,), (2, 2)])
+@pytest.mark.parametrize("nan", ["raise", "lowest"])
+def test_the_selection_from_scores_is_the_native_one(budget, pooling, window_in_budget, batch, nan):
+    scores = (torch.rand(*batch, KV_HEADS, 50, generator=torch.Generator().manual_seed(4)) * 9).round()
+    if nan == "lowest":
+        scores[..., 1, 7], scores[..., 2, 30] = torch.nan, -torch.inf
+    options = {"kernel": 3, "pooling": pooling, "window_in_budget": window_in_budget, "nan": nan}
+    got = _torch_path.select_from_scores(scores, budget, W, **options)
+    want = pb_kvcache.select_from_scores(scores, budget, W, **options)
+    assert type(got) is type(want)
+    while isinstance(got, list):
+        assert len(got) == len(want)
+        got, want = got[-1], want[-1]
+    assert torch.equal(got, want)
+
+
+def test_scores_of_a_head_that_keeps_everything_are_not_looked_at():
+    scores = torch.rand(2, 3, 20)
+    scores[1, 1, 4] = torch.nan
+    for path in (_torch_path, pb_kvcache):
+        kept = path.select_from_scores(scores, [8, 25, 8], W)
+        assert kept[1][1].tolist() == list(range(25))
+        assert path.select_from_scores(scores, 25, W).tolist() == [[list(range(25))] * 3] * 2
+        with pytest.raises(ValueError, match=r"scores\[1, 1, 4\] = nan: every score must be finite"):
+            path.select_from_scores(scores, [8, 24, 25], W)
+
+
 @pytest.mark.parametrize("pooling", ["max", "avg"])
 def test_plateaus_and_exact_ties_go_to_the_lower_position(pooling):
     weights = torch.zeros(2, 1, 40)
     weights[:, :, 20] = 0.5
-    got = _torch_select.select(weights, 6, num_kv_heads=2, window=1, kernel=7, pooling=pooling)
+    got = _torch_path.select(weights, 6, num_kv_heads=2, window=1, kernel=7, pooling=pooling)
     assert got.tolist() == [[17, 18, 19, 20, 21, 39]] * 2
-    assert _torch_select.select(weights * 0, 4, num_kv_heads=1, window=1).tolist() == [[0, 1, 2, 39]]
+    assert _torch_path.select(weights * 0, 4, num_kv_heads=1, window=1).tolist() == [[0, 1, 2, 39]]
 
 
 @pytest.mark.parametrize("valid", [[60, 31, 4], "mask", "holes", None])
@@ -116,14 +144,14 @@ def test_a_padded_batch_is_each_sequence_alone(valid, budget):
     elif valid is not None:
         mask = torch.arange(60) < torch.tensor(valid)[:, None]
     options = {"num_kv_heads": KV_HEADS, "window": W, "from_logits": True}
-    got = _torch_select.select(attn, budget, valid=valid, **options)
+    got = _torch_path.select(attn, budget, valid=valid, **options)
     expected = pb_kvcache.select(attn, budget, valid=valid, **options)
     for row in range(3):
         for head in range(KV_HEADS):
             assert torch.equal(got[row][head], expected[row][head])
         columns = mask[row].nonzero().squeeze(-1)
         if len(columns) > W:
-            alone = _torch_select.select(attn[row][..., columns], budget, **options)
+            alone = _torch_path.select(attn[row][..., columns], budget, **options)
             assert all(torch.equal(got[row][head], columns[alone[head]]) for head in range(KV_HEADS))
 
 
@@ -133,10 +161,10 @@ def test_what_is_not_a_number_is_refused_or_ranks_lowest_as_in_the_native_path(l
     attn = attention(40, seed=7, logits=logits)
     attn[1, 2, 9] = value
     options = {"num_kv_heads": KV_HEADS, "window": W, "kernel": 3, "from_logits": logits}
-    for path in (_torch_select, pb_kvcache):
+    for path in (_torch_path, pb_kvcache):
         with pytest.raises(ValueError, match="attn"):
             path.select(attn, 10, **options)
-    got = _torch_select.select(attn, 39, nan="lowest", **options)
+    got = _torch_path.select(attn, 39, nan="lowest", **options)
     assert torch.equal(got, pb_kvcache.select(attn, 39, nan="lowest", **options))
     assert 9 not in got[0].tolist()
     assert 9 in got[1].tolist()
@@ -168,11 +196,30 @@ def test_what_is_not_a_number_is_refused_or_ranks_lowest_as_in_the_native_path(l
 def test_bad_input_is_named(change, error, message):
     options = {"num_kv_heads": KV_HEADS, "window": W, "attn": attention(40), "budget": 10, **change}
     with pytest.raises(error, match=message):
-        _torch_select.select(options.pop("attn"), options.pop("budget"), **options)
+        _torch_path.select(options.pop("attn"), options.pop("budget"), **options)
     if "valid" not in change:
         options = {"num_kv_heads": KV_HEADS, "window": W, "attn": attention(40), "budget": 10, **change}
         with pytest.raises(error):  # the native path refuses it too
             pb_kvcache.select(options.pop("attn"), options.pop("budget"), **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"scores": torch.zeros(30)}, ValueError, "scores: must have at least 2 dimensions"),
+        ({"scores": torch.zeros(2, 0)}, ValueError, r"scores: has shape \(2, 0\), must hold at least one"),
+        ({"scores": torch.zeros(2, 30, dtype=torch.float64)}, TypeError, "scores: must be a torch tensor of float32"),
+        ({"window": 0}, ValueError, "window = 0: must be at least 1"),
+        ({"budget": 3}, ValueError, "budget = 3: must be at least the window, 4"),
+        ({"budget": [12]}, ValueError, "budget: has 1 numbers"),
+        ({"kernel": 4}, ValueError, "kernel = 4: must be odd"),
+        ({"pooling": "median"}, ValueError, "pooling = 'median'"),
+        ({"nan": "ignore"}, ValueError, "nan = 'ignore'"),
+    ],
+)
+def test_bad_input_of_the_selection_from_scores_is_named(change, error, message):
+    with pytest.raises(error, match=message):
+        _torch_path.select_from_scores(**{"scores": torch.zeros(2, 30), "budget": 12, "window": 4, **change})
 
 
 def test_a_tensor_on_another_device_is_sent_to_the_torch_path(monkeypatch):
@@ -182,11 +229,12 @@ def test_a_tensor_on_another_device_is_sent_to_the_torch_path(monkeypatch):
         seen.append((attn.device.type, args, kwargs))
         return "from torch"
 
-    for name in ("select", "window_scores", "pool_scores", "select_top"):
-        monkeypatch.setattr(_torch_select, name, record)
+    for name in ("select", "select_from_scores", "window_scores", "pool_scores", "select_top"):
+        monkeypatch.setattr(_torch_path, name, record)
     far = torch.zeros(6, 5, 40, device="meta")
     assert pb_kvcache.select(far, 10, num_kv_heads=3, window=5) == "from torch"
+    assert pb_kvcache.select_from_scores(far, 10, 5) == "from torch"
     assert pb_kvcache.window_scores(far, num_kv_heads=3) == "from torch"
     assert pb_kvcache.pool_scores(far) == "from torch"
     assert pb_kvcache.select_top(far, 3) == "from torch"
-    assert [device for device, _, _ in seen] == ["meta"] * 4
+    assert [device for device, _, _ in seen] == ["meta"] * 5

@@ -1,0 +1,124 @@
+"""The options of the prefill selection, by name, and the checks that its functions share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ._checks import UINT32_MAX, integer, shown
+from ._native import lib
+
+_T = TypeVar("_T")
+
+#: How the query heads of a group become one score.
+REDUCE: dict[str, int] = {
+    "mean": lib.PB_KVCACHE_REDUCE_MEAN,
+    "max": lib.PB_KVCACHE_REDUCE_MAX,
+    "sum": lib.PB_KVCACHE_REDUCE_SUM,
+}
+
+#: How the scores of neighbours become one.
+POOLING: dict[str, int] = {"max": lib.PB_KVCACHE_POOL_MAX, "avg": lib.PB_KVCACHE_POOL_AVERAGE}
+
+#: What is done about NaN and infinities.
+NAN: dict[str, int] = {"raise": lib.PB_KVCACHE_NAN_REFUSE, "lowest": lib.PB_KVCACHE_NAN_LOWEST}
+
+
+def choice(name: str, value: Any, choices: Mapping[str, _T]) -> _T:
+    """Return what `choices` holds for the string `value`.
+
+    Raises
+    ------
+    ValueError
+        For anything else. The message lists the choices.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} = {value!r}: must be one of {', '.join(choices)}")
+    return choices[value]
+
+
+def at_least(name: str, value: Any, least: int) -> int:
+    """Return an integer that is `least` or more.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not an integer, or is smaller.
+    """
+    number = integer(name, value)
+    if number < least:
+        raise ValueError(f"{name} = {shown(number)}: must be at least {least}")
+    return number
+
+
+def kernel_size(value: Any) -> int:
+    """Return how many neighbours are pooled, an odd number.
+
+    A number beyond every neighbour is lowered, so that it fits a C size.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not an integer, or is even or below 1.
+    """
+    number = integer("kernel", value)
+    if number < 1 or number % 2 == 0:
+        raise ValueError(f"kernel = {shown(number)}: must be odd")
+    return min(number, 2 * UINT32_MAX + 1)
+
+
+def logit_scale(value: Any) -> float:
+    """Return what logits are multiplied by, rounded to float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything that is not a number, or is not finite and greater than 0 in float32.
+    """
+    if isinstance(value, (str, bytes, bool)):
+        raise TypeError(f"scale = {value!r}: must be a number, not {type(value).__name__}")
+    try:
+        number = float(value)
+    except TypeError:
+        raise TypeError(f"scale = {value!r}: must be a number, not {type(value).__name__}") from None
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = float(np.float32(number))
+    if not 0.0 < rounded < math.inf:
+        raise ValueError(f"scale = {value!r}: must be finite and greater than 0 in float32")
+    return rounded
+
+
+def head_budgets(budget: Any, kv_heads: int, window: int, window_in_budget: bool) -> tuple[list[int], bool]:
+    """Return one budget per KV head, window included, and whether the caller gave one per head.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a budget that is not an integer or is below its minimum, or for another number of budgets than of heads.
+    """
+    extra = 0 if window_in_budget else window
+    rule = f"must be at least the window, {window}" if window_in_budget else "must be 0 or more"
+
+    def check(name: str, value: Any) -> int:
+        number = integer(name, value)
+        if number + extra < window:
+            raise ValueError(f"{name} = {shown(number)}: {rule}")
+        return number + extra
+
+    if isinstance(budget, (list, tuple)) or getattr(budget, "ndim", 0) == 1:
+        if len(budget) != kv_heads:
+            raise ValueError(f"budget: has {len(budget)} numbers, must have one per KV head, {kv_heads}")
+        return [check(f"budget[{head}]", value) for head, value in enumerate(budget)], True
+    return [check("budget", budget)] * kv_heads, False
+
+
+def not_finite(values: Any, index: Any) -> ValueError:
+    """Return the error for the score at this index, of an array or a tensor."""
+    first = tuple(int(i) for i in index)
+    return ValueError(
+        f"scores[{', '.join(map(str, first))}] = {float(values[first])}: every score must be finite; "
+        'nan="lowest" ranks others below everything'
+    )

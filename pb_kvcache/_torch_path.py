@@ -1,0 +1,244 @@
+"""The prefill selection in torch: for tensors on a device whose memory the native kernels do not read.
+
+The arguments and rules are those of the native functions, which call these for such tensors, and the scores are the
+same up to rounding. Everything stays on the tensor's device. Scores are float32 whatever the input is. Ties go to the
+lower position. ``torch.topk`` leaves them open, so a stable sort decides.
+
+torch is not imported here. :func:`pb_kvcache._tensor.torch_module` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._options import NAN, POOLING, REDUCE, at_least, choice, head_budgets, kernel_size, logit_scale, not_finite
+from ._shapes import AttentionShape, by_head, prompt_length
+from ._tensor import torch_module
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def window_scores(
+    attn: Tensor,
+    *,
+    num_kv_heads: int,
+    reduce: str = "mean",
+    from_logits: bool = False,
+    scale: float = 1.0,
+    nan: str = "raise",
+) -> Tensor:
+    """Return what the window's queries gave to each position before the window.
+
+    As :func:`pb_kvcache.window_scores`: ``(..., q_heads, window, n)`` to ``(..., num_kv_heads, n - window)``.
+    """
+    torch = torch_module()
+    shape = _attention_shape(attn, num_kv_heads)
+    choice("reduce", reduce, REDUCE)
+    choice("nan", nan, NAN)
+    past = shape.n - shape.window
+    grouped = attn.detach().float().unflatten(-3, (shape.kv_heads, -1))  # (..., kv_heads, group, window, n)
+    if from_logits:
+        weights, left_out = _softmax(grouped * logit_scale(scale), nan)
+    else:
+        weights = grouped[..., :past]
+        wrong = weights < 0 if nan == "lowest" else ~(torch.isfinite(weights) & (weights >= 0))
+        _refuse(attn, wrong.flatten(-4, -3), "every probability must be finite and >= 0")
+        left_out = ~torch.isfinite(weights).flatten(-3, -2).all(dim=-2)
+        weights = weights.masked_fill(left_out[..., None, None, :], 0.0)
+    scores = reduce_axis(weights[..., :past].mean(dim=-2), -2, reduce)
+    if not bool(torch.isfinite(scores).all()):
+        raise ValueError("attn: a sum of probabilities is too large for float32")
+    return scores.masked_fill(left_out[..., :past], -torch.inf)
+
+
+def reduce_axis(values: Tensor, dim: int, reduce: str) -> Tensor:
+    """Return the values of the query heads of a group, which lie along `dim`, as one."""
+    if reduce == "mean":
+        return values.mean(dim=dim)
+    if reduce == "sum":
+        return values.sum(dim=dim)
+    return values.amax(dim=dim)
+
+
+def _softmax(scaled: Tensor, nan: str) -> tuple[Tensor, Tensor]:
+    """Return the causal softmax of ``(..., group, window, n)``, and which columns ``(..., n)`` have no number in it."""
+    torch = torch_module()
+    window, n = scaled.shape[-2:]
+    future = torch.ones(window, n, dtype=torch.bool, device=scaled.device).triu_(1 + n - window)
+    scaled = scaled.masked_fill(future, -torch.inf)
+    bad = ~(scaled < torch.inf)  # NaN or plus infinity
+    if nan == "raise":
+        _refuse(scaled, bad, "no logit may be NaN or +inf, also after scaling")
+    left_out = bad.flatten(-3, -2).any(dim=-2)
+    scaled = scaled.masked_fill(bad, -torch.inf)
+    blind = (scaled == -torch.inf).all(dim=-1, keepdim=True)
+    if nan == "raise" and bool(blind.any()):
+        raise ValueError("attn: every query must see a position, all logits of one are -inf")
+    return torch.softmax(scaled, dim=-1).masked_fill(blind, 0.0), left_out
+
+
+def _refuse(values: Tensor, wrong: Tensor, rule: str) -> None:
+    """Raise for the first wrong value."""
+    if bool(wrong.any()):
+        index = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(f"attn[{', '.join(map(str, index))}] = {values[index].item()}: {rule}")
+
+
+def pool_scores(scores: Tensor, kernel: int = 7, pooling: str = "max", *, nan: str = "raise") -> Tensor:
+    """Return each score pooled with its `kernel` neighbours, as :func:`pb_kvcache.pool_scores`."""
+    torch = torch_module()
+    kernel = kernel_size(kernel)
+    choice("pooling", pooling, POOLING)
+    finite = _finite(scores, nan)
+    n = scores.shape[-1]
+    if scores.numel() == 0:
+        return scores.clone()
+    kernel = min(kernel, 2 * n - 1)  # no further than any neighbour
+    side = kernel // 2
+    rows = scores.detach().reshape(-1, 1, n)
+    is_score = finite.reshape(-1, 1, n)
+    functional = torch.nn.functional
+    if pooling == "max":
+        filled = functional.pad(rows.masked_fill(~is_score, -torch.inf), (side, side), value=-torch.inf)
+        pooled = functional.max_pool1d(filled, kernel, stride=1)
+    else:  # sums in double, divided by the neighbours that are scores
+        ones = torch.ones(1, 1, kernel, dtype=torch.float64, device=rows.device)
+        sums = functional.conv1d(rows.masked_fill(~is_score, 0.0).double(), ones, padding=side)
+        counts = functional.conv1d(is_score.double(), ones, padding=side)
+        pooled = (sums / counts).float()
+    return pooled.masked_fill(~is_score, -torch.inf).reshape(scores.shape)
+
+
+def select_top(scores: Tensor, k: int, *, nan: str = "raise") -> Tensor:
+    """Return the positions of the `k` highest scores of each row, ascending, as :func:`pb_kvcache.select_top`."""
+    torch = torch_module()
+    k = at_least("k", k, 0)
+    finite = _finite(scores, nan)
+    n = scores.shape[-1]
+    if k >= n:
+        return torch.arange(n, device=scores.device).expand(*scores.shape[:-1], n).clone()
+    ranked = scores.detach().masked_fill(~finite, -torch.inf)
+    order = torch.sort(ranked, dim=-1, descending=True, stable=True).indices[..., :k]
+    return torch.sort(order, dim=-1).values
+
+
+def select_from_scores(
+    scores: Tensor,
+    budget: int | Sequence[int],
+    window: int,
+    *,
+    kernel: int = 7,
+    pooling: str = "max",
+    window_in_budget: bool = True,
+    nan: str = "raise",
+) -> Any:
+    """Return the positions that each KV head keeps, from scores, as :func:`pb_kvcache.select_from_scores`, int64."""
+    torch = torch_module()
+    _check_float32(scores)
+    n = prompt_length(scores.shape, window)
+    kv_heads, past = scores.shape[-2:]
+    window = n - past
+    budgets, per_head = head_budgets(budget, kv_heads, window, window_in_budget)
+    kernel_size(kernel)
+    choice("pooling", pooling, POOLING)
+    # The scores of a head that keeps everything are not looked at.
+    limited = torch.tensor([kept < n for kept in budgets], device=scores.device)
+    _finite(scores, nan, limited[:, None])
+    pooled = pool_scores(scores, kernel, pooling, nan="lowest") if min(budgets) < n else scores
+    tail = torch.arange(past, n, device=scores.device)
+
+    def best_and_window(rows: Tensor, kept: int) -> Tensor:
+        best = select_top(rows, kept - window, nan="lowest")
+        return torch.cat([best, tail.expand(*best.shape[:-1], window)], dim=-1)
+
+    if not per_head:
+        return best_and_window(pooled, budgets[0])
+    counts = [min(kept, n) for kept in budgets]
+    positions = tail.new_zeros(*scores.shape[:-1], max(counts))
+    for head, count in enumerate(counts):
+        positions[..., head, :count] = best_and_window(pooled[..., head, :], count)
+    return by_head(positions, counts)
+
+
+def select(
+    attn: Tensor,
+    budget: int | Sequence[int],
+    *,
+    num_kv_heads: int,
+    window: int,
+    kernel: int = 7,
+    pooling: str = "max",
+    reduce: str = "mean",
+    from_logits: bool = False,
+    scale: float = 1.0,
+    window_in_budget: bool = True,
+    valid: Any = None,
+    nan: str = "raise",
+) -> Any:
+    """Return the positions of a prompt that each KV head keeps, as :func:`pb_kvcache.select`, int64."""
+    torch = torch_module()
+    shape = _attention_shape(attn, num_kv_heads, window)
+    choice("pooling", pooling, POOLING)
+    choice("reduce", reduce, REDUCE)
+    choice("nan", nan, NAN)
+    kernel_size(kernel)
+    if from_logits:
+        logit_scale(scale)
+    budgets, per_head = head_budgets(budget, shape.kv_heads, shape.window, window_in_budget)
+    scoring: dict[str, Any] = {"reduce": reduce, "from_logits": from_logits, "scale": scale, "nan": nan}
+    choosing: dict[str, Any] = {"kernel": kernel, "pooling": pooling, "window_in_budget": window_in_budget, "nan": nan}
+
+    def kept(part: Tensor) -> Any:
+        """Choose among one sequence's tokens, which are perhaps fewer than the window."""
+        length = part.shape[-1]
+        if min(budgets) >= length:
+            everything = torch.arange(length, device=attn.device).expand(shape.kv_heads, -1)
+            return list(everything) if per_head else everything
+        scores = window_scores(part, num_kv_heads=shape.kv_heads, **scoring)
+        return select_from_scores(scores, budget, window, **choosing)
+
+    results: list[Any] = []
+    for sequence, where in zip(attn if shape.batched else attn[None], shape.token_columns(valid), strict=True):
+        if where is None:
+            results.append(kept(sequence))
+        else:
+            columns = torch.as_tensor(where, device=attn.device)
+            rows = kept(sequence[..., columns])
+            results.append([columns[row] for row in rows] if per_head else columns[rows])
+    if not shape.batched:
+        return results[0]
+    if not per_head and len({rows.shape for rows in results}) == 1:
+        return torch.stack(results)
+    return results
+
+
+def _attention_shape(attn: Tensor, num_kv_heads: int, window: int | None = None) -> AttentionShape:
+    """Return the shape of an `attn` of the right kind that agrees with the arguments."""
+    torch = torch_module()
+    if not isinstance(attn, torch.Tensor) or attn.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        what = attn.dtype if isinstance(attn, torch.Tensor) else type(attn).__name__
+        raise TypeError(f"attn: must be a torch tensor of float32, float16 or bfloat16, not {what}")
+    return AttentionShape.of(attn.shape, num_kv_heads, window)
+
+
+def _check_float32(scores: Tensor) -> None:
+    """Refuse anything but a float32 tensor with a dimension."""
+    torch = torch_module()
+    if not isinstance(scores, torch.Tensor) or scores.dtype != torch.float32:
+        what = scores.dtype if isinstance(scores, torch.Tensor) else type(scores).__name__
+        raise TypeError(f"scores: must be a torch tensor of float32, not {what}")
+    if scores.dim() == 0:
+        raise ValueError("scores: must have at least 1 dimension, (..., n)")
+
+
+def _finite(scores: Tensor, nan: str, read: Tensor | bool = True) -> Tensor:
+    """Return which scores are finite. With ``nan="raise"`` refuse the first that is not and that `read` is true of."""
+    _check_float32(scores)
+    finite = torch_module().isfinite(scores)
+    if choice("nan", nan, NAN) == NAN["raise"]:
+        wrong = ~finite & read
+        if bool(wrong.any()):
+            raise not_finite(scores, wrong.nonzero()[0].tolist())
+    return finite
