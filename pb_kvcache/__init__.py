@@ -13,6 +13,7 @@ except ModuleNotFoundError as error:  # usually Python found a source tree befor
 
 from ._baselines import H2O, TOVA, FullCache, Scissorhands, SlidingWindow, StreamingLLM
 from ._budget import pyramid_budget, pyramid_budgets
+from ._divide import divide
 from ._errors import CacheFullError
 from ._plan import LayerGroup, LayerGroups, LayerPlan, plan
 from ._policy import LayerCache, Policy
@@ -54,6 +55,7 @@ __all__ = [
     "__version__",
     "block_select",
     "compact",
+    "divide",
     "plan",
     "pool_scores",
     "pyramid_budget",

@@ -96,7 +96,7 @@ def ratio_of(policy: str) -> Fraction | None:
 
 
 def read_plans(path: str | os.PathLike[str]) -> list[LayerPlan]:
-    """Read the plans of a file: one, or a list of them, as ``pb-kvcache fit -o`` and ``pb-kvcache plan --json`` write.
+    """Read the plans of a file: one, as ``pb-kvcache plan --json`` writes, or a list of them.
 
     Raises
     ------

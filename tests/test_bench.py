@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pb_kvcache import SnapKV, bench, cli, report, workloads
+from pb_kvcache import LayerPlan, PyramidStack, SnapKV, bench, cli, plan, report, workloads
 from pb_kvcache.bench import Results
 from pb_kvcache.harness import replay
+from pb_kvcache.workloads import PackedTrace
 
 from .conftest import ROOT
 
@@ -164,6 +165,75 @@ def test_the_scoring_of_snapkv_and_pyramids_can_be_set() -> None:
     assert plain[2].retained_mass != other[2].retained_mass
     alone = replay(trace, lambda layer: SnapKV(40, 10, 4, 1), 40)
     assert other[1].per_layer == alone.per_layer
+
+
+# --- plans from a file
+
+
+def noisy(num_layers: int, length: int, seed: int) -> PackedTrace:
+    """Return a trace whose layers differ."""
+    attention = np.tril(np.random.default_rng(seed).random((num_layers, length, length)))
+    attention **= np.linspace(2, 12, num_layers)[:, None, None]
+    attention /= attention.sum(axis=2, keepdims=True)
+    return workloads.pack("noisy", attention)
+
+
+def write(path: Path, *plans: LayerPlan) -> str:
+    documents = [made.to_dict() for made in plans]
+    path.write_text(json.dumps(documents if len(documents) > 1 else documents[0]), encoding="utf-8")
+    return f"plan:{path}"
+
+
+def test_the_benchmark_runs_a_plan_at_its_own_budget(tmp_path: Path) -> None:
+    trace = noisy(4, 100, 10)
+    plans = [plan(4, budget, ratio=3, minimum=10) for budget in (12, 30)]
+    policy = write(tmp_path / "p.json", *plans)
+    results = bench.run(trace, policies=["snapkv", policy])
+    assert results.budgets == (12, 30)
+    for budget, made in zip((12, 30), plans, strict=True):
+        uniform, planned = results.at(budget)
+        assert [layer.budget for layer in planned.per_layer] == made.budgets.tolist()
+        stack = PyramidStack(4, recent_window=bench.recent_window(budget), plan=made)
+        assert planned.per_layer == replay(trace, stack, budget).per_layer
+        assert planned.peak_resident == uniform.peak_resident
+    assert report.label(policy) == "SnapKV, p.json"
+    assert any("SnapKV, p.json against uniform" in sentence for sentence in report.findings(results))
+    one = write(tmp_path / "q.json", plans[0])
+    assert bench.run(trace, ["12"], [one]).reports[0].retained_mass == results.at(12)[1].retained_mass
+    with pytest.raises(ValueError, match=r"has no plan of 13 positions a layer, only of 12$"):
+        bench.run(trace, ["13"], [one])
+    with pytest.raises(ValueError, match="plan: has 4 budgets, must have one for each of the 5 layers"):
+        bench.run(noisy(5, 100, 1), policies=[one])
+    pytest.importorskip("joblib", reason="needs the bench extra")
+    again = bench.run(trace, policies=["snapkv", policy], jobs=2)
+    assert [r.per_layer for r in again.reports] == [r.per_layer for r in results.reports]
+
+
+def test_a_report_shows_a_plan(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the bench extra")
+    trace = noisy(4, 100, 10)
+    policy = write(tmp_path / "p.json", plan(4, 12, ratio=3, minimum=10))
+    text = report.page(bench.run(trace, policies=["full", "snapkv", policy]), "x")
+    assert "SnapKV, p.json" in text
+    assert "Budgets by layer" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff", "not a plan"),
+        (b"{", "not a plan"),
+        (b"[]", "an empty list"),
+        (b"3", "must be a mapping"),
+        (b"[" * 100_000, "not a plan"),
+        (b'{"num_layers": 4}', "requested: is missing"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"p.json: .*{message}"):
+        bench.run("funnel", policies=[f"plan:{path}"])
 
 
 # --- how it is run

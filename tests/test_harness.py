@@ -162,6 +162,13 @@ def test_steps_count_where_they_are_asked_to(name: str, steps: int, data: st.Dat
     assert np.array_equal(head.resident_after, whole.resident_after[:split])
 
 
+def test_steps_after_the_counted_ones_are_not_asked_for() -> None:
+    asked: list[int] = []
+    trace = Rows(lambda step: asked.append(step) or np.full((2, step), 0.1, np.float32))  # type: ignore[func-returns-value]
+    replay(trace, lambda layer: TOVA(4), 4, steps=range(3, 6))
+    assert set(asked) == set(range(1, 6))
+
+
 @pytest.mark.parametrize("steps", [range(0), range(0, 5), range(1, 51), range(5, 5), range(9, 3), range(1, 9, 2)])
 def test_steps_that_the_trace_does_not_have_are_refused(steps: range) -> None:
     with pytest.raises(ValueError, match=r"steps = range\(.*within range\(1, 50\)"):
