@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import os
 import platform
@@ -27,22 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from . import (
-    H2O,
-    TOVA,
-    FullCache,
-    LayerPlan,
-    PyramidStack,
-    Scissorhands,
-    SlidingWindow,
-    SnapKV,
-    StreamingLLM,
-    __version__,
-    plan,
-    workloads,
-)
+from . import LayerPlan, __version__, workloads
 from ._checks import integer, uint32
-from .harness import LayerPolicy, Report, StackPolicy, replay
+from ._policies import Made, Setting, find, policy_names, ratio_of, recent_window
+from .harness import Report, replay
 from .workloads import Trace
 
 __all__ = ["BUDGETS", "POLICIES", "Results", "policy_names", "read_plans", "recent_window", "run"]
@@ -63,36 +52,6 @@ POLICIES = (
     "pyramidkv:4",
     "pyramidkv:1/4",
 )
-
-#: What a SnapKV cache is made with beside its budget and recent window: obs_window, pool_kernel.
-_Scoring = tuple[int, int]
-
-_LAYER_POLICIES: dict[str, Callable[[int, int, _Scoring], LayerPolicy]] = {
-    "sliding_window": lambda budget, recent, scoring: SlidingWindow(budget),
-    "streaming_llm": lambda budget, recent, scoring: StreamingLLM(budget, min(4, budget - 1)),
-    "h2o": lambda budget, recent, scoring: H2O(budget, recent),
-    "tova": lambda budget, recent, scoring: TOVA(budget),
-    "scissorhands": lambda budget, recent, scoring: Scissorhands(budget, recent),
-    "snapkv": lambda budget, recent, scoring: SnapKV(budget, recent, *scoring),
-}
-
-
-def recent_window(budget: int) -> int:
-    """Return the newest positions that are never dropped on score, the same for every policy that has a window."""
-    return min(32, budget // 4)
-
-
-def policy_names() -> list[str]:
-    """Return the policies' names; RATIO stands for a whole number or a fraction such as 1/4, FILE for a plan's."""
-    return ["full", *_LAYER_POLICIES, "pyramidkv:RATIO", "plan:FILE"]
-
-
-def ratio_of(policy: str) -> Fraction | None:
-    """Return the ratio of a pyramid's name, None for another name's."""
-    match = re.fullmatch(r"pyramidkv:(\d{1,9})(?:/(\d{1,9}))?", policy)
-    if not match or not int(match[1]) or (match[2] is not None and not int(match[2])):
-        return None
-    return Fraction(int(match[1]), int(match[2] or 1))
 
 
 def read_plans(path: str | os.PathLike[str]) -> list[LayerPlan]:
@@ -120,35 +79,22 @@ def _mean(layers: LayerPlan) -> int:
     return -(-layers.total // layers.num_layers)
 
 
-#: One run: the policy, the positions per layer on average, and the plan where the policy is one.
-_Task = tuple[str, "int | None", "LayerPlan | None"]
+#: One run: the policy, what it is made for, and the plan where the policy is one.
+_Task = tuple[str, Setting, "LayerPlan | None"]
 
 
-def _make(
-    policy: str, budget: int, layers: LayerPlan | None, trace: Trace, scoring: _Scoring
-) -> Callable[[int], LayerPolicy] | StackPolicy:
+def _make(task: _Task) -> Made:
     """Return what :func:`pb_kvcache.harness.replay` drives."""
-    recent = recent_window(budget)
-    if policy in _LAYER_POLICIES:
-        return lambda layer: _LAYER_POLICIES[policy](budget, recent, scoring)
-    if layers is None:
-        ratio = ratio_of(policy)
-        assert ratio is not None
-        # The planner, not PyramidKV's floored shares: those lose up to num_layers - 1 positions of the total, and a
-        # ratio below 1 has none.
-        longest = max(trace.length, budget)
-        layers = plan(trace.num_layers, budget, ratio=float(ratio), minimum=recent + 1, maximum=longest)
-    return PyramidStack(trace.num_layers, budget, 1, recent, *scoring, plan=layers)
+    policy, setting, layers = task
+    return find(policy)[0].make(setting, ratio_of(policy) if layers is None else layers)
 
 
-def _replay(source: Trace | str, task: _Task, scoring: _Scoring) -> Report:
+def _replay(source: Trace | str, task: _Task) -> Report:
     """Do one run; at the top level, so that other processes find it."""
-    policy, budget, layers = task
+    policy, setting, _ = task
     trace = source if isinstance(source, Trace) else _named(source, _stamp(source))
-    if policy == "full":
-        return replay(trace, lambda layer: FullCache(), None, name=policy)
-    assert budget is not None
-    return replay(trace, _make(policy, budget, layers, trace, scoring), budget, name=policy)
+    budget = setting.budget if find(policy)[0].bounded else None
+    return replay(trace, _make(task), budget, name=policy)
 
 
 def _stamp(source: str) -> tuple[int, int] | None:
@@ -298,10 +244,9 @@ def run(
     for policy in policies:
         if not isinstance(policy, str):
             raise TypeError(f"policies: {policy!r} is not a name")
-        if policy.startswith("plan:"):
-            plans[policy] = {_mean(layers): layers for layers in read_plans(policy.removeprefix("plan:"))}
-        elif policy not in ("full", *_LAYER_POLICIES) and ratio_of(policy) is None:
-            raise ValueError(f"policy = {policy!r}: no such policy; known: {', '.join(policy_names())}")
+        row, argument = find(policy)
+        if row.argument == "FILE":
+            plans[policy] = {_mean(layers): layers for layers in read_plans(argument)}
     if not policies:
         raise ValueError(f"policies: none given; known: {', '.join(policy_names())}")
     if budgets is None:
@@ -311,21 +256,21 @@ def run(
     numbers = tuple(dict.fromkeys(positions(budget, loaded.length) for budget in budgets))
     names = tuple(dict.fromkeys(policies))
     scoring = (uint32("obs_window", obs_window), uint32("pool_kernel", pool_kernel))
-    tasks: list[_Task] = [("full", None, None)] if "full" in names else []
-    for budget in numbers:
-        for policy in names:
-            if policy == "full":
-                continue
-            layers = plans[policy].get(budget) if policy in plans else None
-            if policy in plans and layers is None:
-                has = ", ".join(map(str, plans[policy]))
-                raise ValueError(f"policy = {policy!r}: has no plan of {budget} positions a layer, only of {has}")
-            made = _make(policy, budget, layers, loaded, scoring)  # let it refuse its parameters now, not after minutes
-            if callable(made):
-                made(0)
-            tasks.append((policy, budget, layers))
+    bounded = [policy for policy in names if find(policy)[0].bounded]
+    everything = Setting(loaded.num_layers, loaded.length, loaded.length, *scoring)
+    tasks: list[_Task] = [(policy, everything, None) for policy in names if policy not in bounded]
+    for budget, policy in itertools.product(numbers, bounded):
+        layers = plans[policy].get(budget) if policy in plans else None
+        if policy in plans and layers is None:
+            has = ", ".join(map(str, plans[policy]))
+            raise ValueError(f"policy = {policy!r}: has no plan of {budget} positions a layer, only of {has}")
+        task = (policy, dataclasses.replace(everything, budget=budget), layers)
+        made = _make(task)  # let it refuse its parameters now, not after minutes
+        if callable(made):
+            made(0)
+        tasks.append(task)
     reports = []
-    for report in _reports(source, tasks, scoring, integer("jobs", jobs)):
+    for report in _reports(source, tasks, integer("jobs", jobs)):
         reports.append(report)
         if progress is not None:
             progress(len(reports), len(tasks))
@@ -343,11 +288,11 @@ def run(
     )
 
 
-def _reports(source: Trace | str, tasks: list[_Task], scoring: _Scoring, jobs: int) -> Iterator[Report]:
+def _reports(source: Trace | str, tasks: list[_Task], jobs: int) -> Iterator[Report]:
     """Yield the reports in the order of the tasks."""
     if jobs == 1:
         for task in tasks:
-            yield _replay(source, task, scoring)
+            yield _replay(source, task)
         return
     if jobs == 0:
         raise ValueError("jobs = 0: must be 1 or more, or negative to count from the number of cores down")
@@ -357,4 +302,4 @@ def _reports(source: Trace | str, tasks: list[_Task], scoring: _Scoring, jobs: i
         raise ImportError("jobs other than 1 need joblib: pip install 'pb-kvcache[bench]'") from error
     # joblib starts as many processes as it is told to, whether there is work for them or not.
     parallel = joblib.Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator")
-    yield from parallel(joblib.delayed(_replay)(source, task, scoring) for task in tasks)
+    yield from parallel(joblib.delayed(_replay)(source, task) for task in tasks)

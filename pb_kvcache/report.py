@@ -13,27 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import bench
+from ._policies import colour, find, inverted, label, ratio_of
 from .bench import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["findings", "label", "layers", "page", "points", "require_matplotlib", "size", "write"]
+__all__ = ["findings", "layers", "page", "points", "require_matplotlib", "size", "write"]
 
-_COLOURS = {
-    "full": "#444444",
-    "sliding_window": "#9aa5b1",
-    "streaming_llm": "#c58b2a",
-    "h2o": "#b0527a",
-    "tova": "#1b8a5a",
-    "scissorhands": "#7b6ba8",
-    "snapkv": "#1d3f91",
-}
 _MINUS = "\N{MINUS SIGN}"
-#: Pyramids from the mildest to the steepest, and upside down.
-_UPRIGHT = ("#4f9be8", "#2f7fd6", "#15c0d8", "#0a8f9c")
-_INVERTED = ("#e4572e", "#f08a24")
 
 
 def require_matplotlib() -> Any:
@@ -43,30 +32,6 @@ def require_matplotlib() -> Any:
     except ImportError as error:
         raise ImportError("a report needs matplotlib: pip install 'pb-kvcache[bench]'") from error
     return matplotlib
-
-
-def label(policy: str) -> str:
-    """Return a policy's name as people write it."""
-    names = {
-        "full": "full cache",
-        "sliding_window": "sliding window",
-        "streaming_llm": "StreamingLLM",
-        "h2o": "H2O",
-        "tova": "TOVA",
-        "scissorhands": "Scissorhands",
-        "snapkv": "SnapKV, uniform",
-    }
-    if policy in names:
-        return names[policy]
-    kind, _, ratio = policy.partition(":")
-    if kind == "plan":
-        return f"SnapKV, {Path(ratio).name}"
-    return f"PyramidKV {ratio}{' (inverted)' if _inverted(policy) else ''}"
-
-
-def _inverted(policy: str) -> bool:
-    ratio = bench.ratio_of(policy)
-    return ratio is not None and ratio < 1
 
 
 def findings(results: Results) -> list[str]:
@@ -105,7 +70,7 @@ def uniform_of(results: Results) -> str | None:
 
 def _pyramids(results: Results) -> list[str]:
     """Return the pyramids that are not flat, and other plans."""
-    return [p for p in results.policies if bench.ratio_of(p) not in (None, 1) or p.startswith("plan:")]
+    return [p for p in results.policies if ratio_of(p) not in (None, 1) or p.startswith("plan:")]
 
 
 def points(gain: float) -> str:
@@ -265,8 +230,7 @@ def _table(results: Results, budget: int) -> str:
             size(r.policy_bytes),
             f"{1e6 * r.policy_seconds / r.steps:.0f} µs",
         )
-        colour = _colour(r.policy, results.policies)
-        name = f'<td><i style="background:{colour}"></i>{html.escape(label(r.policy))}</td>'
+        name = f'<td><i style="background:{colour(r.policy, results.policies)}"></i>{html.escape(label(r.policy))}</td>'
         rows.append(f"<tr{' class=best' if best else ''}>{name}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     titles = "".join(f'<th title="{html.escape(tip)}">{html.escape(name)}</th>' for name, tip in head)
     part = f"{100 * budget / results.length:.0f} %"
@@ -280,21 +244,13 @@ def _table(results: Results, budget: int) -> str:
 # --- plots
 
 
-def _colour(policy: str, policies: Sequence[str]) -> str:
-    if policy in _COLOURS:
-        return _COLOURS[policy]
-    same = [p for p in policies if p not in _COLOURS and _inverted(p) == _inverted(policy)]
-    palette = _INVERTED if _inverted(policy) else _UPRIGHT
-    return palette[same.index(policy) % len(palette)]
-
-
 def _style(policy: str, policies: Sequence[str]) -> dict[str, Any]:
-    style: dict[str, Any] = {"color": _colour(policy, policies), "label": label(policy), "linewidth": 1.5}
-    if policy == "full":
+    style: dict[str, Any] = {"color": colour(policy, policies), "label": label(policy), "linewidth": 1.5}
+    if not find(policy)[0].bounded:
         style |= {"linestyle": (0, (5, 3)), "linewidth": 1.2}
     elif policy == "pyramidkv:1":
         style |= {"linestyle": (0, (1, 1.5)), "linewidth": 2.6}  # lies on uniform SnapKV, and shows beside it
-    elif _inverted(policy):
+    elif inverted(policy):
         style |= {"linestyle": (0, (4, 1.5))}
     return style
 
@@ -327,7 +283,7 @@ def _mass_by_budget(results: Results) -> Figure:
         for policy in results.policies:
             values = [(r.budget, getattr(r, field)) for r in results.reports if r.policy == policy]
             style = _style(policy, results.policies)
-            if policy == "full":
+            if not find(policy)[0].bounded:
                 axis.axhline(values[0][1], **style)
             else:
                 x, y = zip(*values, strict=True)
@@ -377,7 +333,7 @@ def _gains(results: Results) -> Figure:
         for policy in pyramids:
             mass = np.array([layer.retained_mass for layer in reports[policy].per_layer])
             axis.plot(100 * (mass - base), **_style(policy, results.policies))
-        axis.axhline(0, color=_colour(uniform, results.policies), linewidth=1.2)
+        axis.axhline(0, color=colour(uniform, results.policies), linewidth=1.2)
 
     return _panels(results, draw, "points against uniform")
 
@@ -406,7 +362,7 @@ def _residency(results: Results) -> Figure:
     uniform, pyramids = uniform_of(results), _pyramids(results)
     for report in results.at(budget):
         saw = np.stack([report.resident_before, report.resident_after], axis=1).ravel()
-        if report.policy == "full":
+        if report.budget is None:
             axes: tuple[Axes, ...] = (whole,)
         elif report.policy == uniform or report.policy in pyramids:
             axes = (whole, end)

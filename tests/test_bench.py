@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from pb_kvcache import LayerPlan, PyramidStack, SnapKV, bench, cli, plan, report, workloads
+from pb_kvcache._policies import label
 from pb_kvcache.bench import Results
 from pb_kvcache.harness import replay
 from pb_kvcache.workloads import PackedTrace
@@ -196,7 +197,7 @@ def test_the_benchmark_runs_a_plan_at_its_own_budget(tmp_path: Path) -> None:
         stack = PyramidStack(4, recent_window=bench.recent_window(budget), plan=made)
         assert planned.per_layer == replay(trace, stack, budget).per_layer
         assert planned.peak_resident == uniform.peak_resident
-    assert report.label(policy) == "SnapKV, p.json"
+    assert label(policy) == "SnapKV, p.json"
     assert any("SnapKV, p.json against uniform" in sentence for sentence in report.findings(results))
     one = write(tmp_path / "q.json", plans[0])
     assert bench.run(trace, ["12"], [one]).reports[0].retained_mass == results.at(12)[1].retained_mass
@@ -299,7 +300,7 @@ def test_findings_are_what_was_measured(quick: Results) -> None:
     text = " ".join(report.findings(quick))
     for budget in (30, 60):
         best = max((r for r in quick.reports if r.budget == budget), key=lambda r: r.retained_mass)
-        assert re.search(rf"{report.label(best.policy)} retains most at .*\b{budget}\b", text)
+        assert re.search(rf"{label(best.policy)} retains most at .*\b{budget}\b", text)
         assert f"{best.retained_mass:.4f}" in text
         gain = 100 * (reports["pyramidkv:4", budget].retained_mass - reports["snapkv", budget].retained_mass)
         assert f"{'+' if gain > 0 else MINUS}{abs(gain):.2f}" in text
@@ -341,7 +342,7 @@ def test_the_page_stands_on_its_own(default: Results, tmp_path: Path) -> None:
     for sentence in report.findings(default):
         assert sentence in words
     for r in default.reports:
-        assert report.label(r.policy) in words
+        assert label(r.policy) in words
         assert f"{r.retained_mass:.4f}" in words
     assert "Apache-2.0" in words
     assert "public domain" in words
@@ -459,7 +460,7 @@ def rows(results: Results) -> list[str]:
     for policy in results.policies:
         reports = [r for budget in results.budgets for r in results.at(budget) if r.policy == policy]
         cells = [f"{r.retained_mass:.4f} / {r.worst_layer.retained_mass:.3f} / {r.recall:.4f}" for r in reports]
-        lines.append(f"| {report.label(policy)} | {' | '.join(cells)} |")
+        lines.append(f"| {label(policy)} | {' | '.join(cells)} |")
     return lines
 
 

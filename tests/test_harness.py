@@ -22,6 +22,7 @@ from pb_kvcache import (
     SlidingWindow,
     SnapKV,
     StreamingLLM,
+    _policies,
     pyramid_budgets,
     workloads,
 )
@@ -93,13 +94,14 @@ def slow_replay(trace: PackedTrace, policies: list[Any], budgets: list[int]) -> 
     }
 
 
+def _maker(row: _policies.Row) -> Callable[[int, int, int], Policy]:
+    return lambda budget, layer, layers: row.make(_policies.Setting(layers, 99, budget, 4, 3), None)(layer)
+
+
+#: By name: from the budget, the layer and the number of layers to a new cache.
 MAKERS: dict[str, Callable[[int, int, int], Policy]] = {
-    "snapkv": lambda budget, layer, layers: SnapKV(budget, budget // 4, 4, 3),
+    **{row.name: _maker(row) for row in _policies.ROWS.values() if row.bounded and not row.argument},
     "pyramidkv": lambda budget, layer, layers: PyramidKV(budget, layer, layers, 3, budget // 8, 4, 3),
-    "h2o": lambda budget, layer, layers: H2O(budget, budget // 4),
-    "tova": lambda budget, layer, layers: TOVA(budget),
-    "streaming_llm": lambda budget, layer, layers: StreamingLLM(budget, 2),
-    "scissorhands": lambda budget, layer, layers: Scissorhands(budget, budget // 4),
 }
 
 

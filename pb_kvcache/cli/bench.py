@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .. import bench, report, workloads
+from .._policies import label, policy_names
 from ._output import console, print_table
 
 
@@ -40,7 +41,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--policies",
         default=",".join(bench.POLICIES),
-        help=f"comma-separated, of {', '.join(bench.policy_names())} (default {','.join(bench.POLICIES)})",
+        help=f"comma-separated, of {', '.join(policy_names())} (default {','.join(bench.POLICIES)})",
     )
     parser.add_argument(
         "--obs-window",
@@ -159,7 +160,7 @@ def table(results: bench.Results, budget: int) -> Table:
     for r in reports:
         saved, worst = results.saved(r), r.worst_layer
         rows.add_row(
-            report.label(r.policy),
+            label(r.policy),
             f"{r.retained_mass:.4f}",
             f"{worst.retained_mass:.3f} @{worst.layer:<2}",
             f"{r.recall:.4f}",
