@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ._checks import integer
-from .workloads import PackedTrace
+from .._checks import integer
+from .traces import PackedTrace
 
 __all__ = ["load_model", "record", "record_ids"]
 

@@ -1,6 +1,6 @@
 """Replay one trace through many policies at equal total memory: what ``pb-kvcache bench`` does.
 
->>> from pb_kvcache import bench
+>>> from pb_kvcache.lab import bench
 >>> results = bench.run("funnel", budgets=["20%"], policies=["snapkv", "pyramidkv:4"])
 >>> uniform, pyramid = results.reports
 >>> uniform.retained_mass < pyramid.retained_mass  # the funnel is made so that a pyramid fits it
@@ -28,11 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from . import LayerPlan, __version__, workloads
-from ._checks import integer, uint32
-from ._policies import Made, Setting, find, policy_names, ratio_of, recent_window
-from .harness import Report, replay
-from .workloads import Trace
+from .. import LayerPlan, __version__
+from .._checks import integer, uint32
+from .._policies import Made, Setting, find, policy_names, ratio_of, recent_window
+from . import traces
+from .replay import ReplayReport, replay
+from .traces import Trace
 
 __all__ = ["BUDGETS", "POLICIES", "Results", "policy_names", "read_plans", "recent_window", "run"]
 
@@ -84,12 +85,12 @@ _Task = tuple[str, Setting, "LayerPlan | None"]
 
 
 def _make(task: _Task) -> Made:
-    """Return what :func:`pb_kvcache.harness.replay` drives."""
+    """Return what :func:`pb_kvcache.lab.replay.replay` drives."""
     policy, setting, layers = task
     return find(policy)[0].make(setting, ratio_of(policy) if layers is None else layers)
 
 
-def _replay(source: Trace | str, task: _Task) -> Report:
+def _replay(source: Trace | str, task: _Task) -> ReplayReport:
     """Do one run; at the top level, so that other processes find it."""
     policy, setting, _ = task
     trace = source if isinstance(source, Trace) else _named(source, _stamp(source))
@@ -107,7 +108,7 @@ def _stamp(source: str) -> tuple[int, int] | None:
 @functools.lru_cache(maxsize=1)
 def _named(source: str, stamp: tuple[int, int] | None) -> Trace:
     """Return a trace, and keep it for the next run of this process: reading it costs as much as two runs."""
-    return workloads.named(source)
+    return traces.named(source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,13 +127,13 @@ class Results:
     obs_window: int
     pool_kernel: int
     #: Budgets outside, policies inside, in the order given; "full" once, first.
-    reports: tuple[Report, ...]
+    reports: tuple[ReplayReport, ...]
 
-    def at(self, budget: int) -> list[Report]:
+    def at(self, budget: int) -> list[ReplayReport]:
         """Return the reports at one budget, and the full cache's."""
         return [report for report in self.reports if report.budget in (None, budget)]
 
-    def saved(self, report: Report) -> int | None:
+    def saved(self, report: ReplayReport) -> int | None:
         """Return how many bytes of K and V the model does not have to hold at its peak, against keeping everything."""
         if self.bytes_per_position is None:
             return None
@@ -209,7 +210,7 @@ def run(
     Parameters
     ----------
     trace
-        A trace, the name of one (:func:`pb_kvcache.workloads.names`), or the path of a recording.
+        A trace, the name of one (:func:`pb_kvcache.lab.traces.names`), or the path of a recording.
     budgets
         Positions per layer on average: numbers, or parts of the trace's length such as ``"20%"``. None: what the plans
         among the policies have; `BUDGETS` where there are none.
@@ -237,7 +238,7 @@ def run(
         if isinstance(listed, str):  # a sequence, too, of its characters
             raise TypeError(f"{name} = {listed!r}: must be a list of them, not one string")
     source: Trace | str = trace if isinstance(trace, Trace) else os.fspath(trace)
-    if isinstance(source, str) and source not in workloads.names() and os.path.exists(source):  # noqa: PTH110
+    if isinstance(source, str) and source not in traces.names() and os.path.exists(source):  # noqa: PTH110
         source = os.path.abspath(source)  # noqa: PTH100 - another process may have another working directory
     loaded = source if isinstance(source, Trace) else _named(source, _stamp(source))
     plans: dict[str, dict[int, LayerPlan]] = {}  # by the policy's name and the budget
@@ -288,7 +289,7 @@ def run(
     )
 
 
-def _reports(source: Trace | str, tasks: list[_Task], jobs: int) -> Iterator[Report]:
+def _reports(source: Trace | str, tasks: list[_Task], jobs: int) -> Iterator[ReplayReport]:
     """Yield the reports in the order of the tasks."""
     if jobs == 1:
         for task in tasks:
