@@ -39,7 +39,7 @@ def divide(
         What each layer is worth at each of these budgets, shape ``(num_layers, n)``: finite numbers, higher is better.
         Measure them on what counts, such as the model's loss with that layer alone at that budget.
     total
-        Positions in all, a multiple of `multiple_of`; at least ``num_layers * grid[0]``.
+        Positions in all, a multiple of `multiple_of` and at least ``num_layers * grid[0]``.
     multiple_of
         The block size.
     objective
@@ -55,7 +55,7 @@ def divide(
     Raises
     ------
     TypeError, ValueError
-        For an argument that breaks a rule above.
+        An argument breaks a rule above.
 
     Examples
     --------

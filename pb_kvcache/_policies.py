@@ -52,7 +52,7 @@ class Row:
     """What is known of a policy beside its rule."""
 
     name: str
-    #: As people write it; ``{}`` is the argument.
+    #: As people write it, with ``{}`` for the argument.
     label: str
     #: For plots. Policies with the same colours take them one after the other.
     colours: tuple[str, ...]
@@ -126,7 +126,7 @@ CLASSES: dict[str, type[Policy]] = {row.kind._NAME: row.kind for row in ROWS.val
 
 
 def policy_names() -> list[str]:
-    """Return the policies' names; RATIO stands for a whole number or a fraction such as 1/4, FILE for a plan's."""
+    """Return the policies' names. RATIO stands for a whole number or a fraction such as 1/4, FILE for a plan's path."""
     return [f"{row.name}:{row.argument}" if row.argument else row.name for row in ROWS.values()]
 
 
@@ -136,7 +136,7 @@ def find(policy: str) -> tuple[Row, str]:
     Raises
     ------
     ValueError
-        For another name; the message lists the known ones.
+        Another name. The message lists the known ones.
     """
     name, colon, argument = policy.partition(":")
     row = ROWS.get(name)

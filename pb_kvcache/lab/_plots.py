@@ -35,7 +35,7 @@ def plots(results: Results) -> Iterator[tuple[str, str, Figure]]:
             yield (
                 "What a pyramid gives and takes",
                 "Retained mass less that of uniform SnapKV, in percentage points, by layer. A pyramid gives to the "
-                "first layers what it takes from the last; it pays where the area above the line is larger.",
+                "first layers what it takes from the last. It pays where the area above the line is larger.",
                 _gains(results),
             )
         yield (
@@ -46,8 +46,8 @@ def plots(results: Results) -> Iterator[tuple[str, str, Figure]]:
     yield (
         "Positions held over time",
         "All layers together, after each step's append and after its eviction: a saw with teeth one position high "
-        "in each full layer, so the peak is one step above the total. A layer with a small budget is full early; "
-        "from there on it evicts. The right side shows the last steps.",
+        "in each full layer, so the peak is one step above the total. A layer with a small budget is full early and "
+        "evicts from there on. The right side shows the last steps.",
         _residency(results),
     )
 

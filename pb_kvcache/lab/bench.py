@@ -6,8 +6,8 @@
 >>> uniform.retained_mass < pyramid.retained_mass  # the funnel is made so that a pyramid fits it
 True
 
-Runs are independent of each other and measure the same whatever runs beside them, times excepted. With ``jobs`` they
-go through joblib, and so to whatever backend the caller has set up for joblib, such as Dask or Ray.
+Runs are independent of each other. All but the times they measure is the same, whatever runs beside them. With ``jobs``
+they go through joblib, to the backend that the caller has set up for it, such as Dask or Ray.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def read_plans(path: str | os.PathLike[str]) -> list[LayerPlan]:
     Raises
     ------
     OSError
-        Where the file cannot be read.
+        The file cannot be read.
     ValueError
-        For a file that holds something else; the message names the file and what is wrong.
+        The file holds something else. The message names the file and what is wrong with it.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ def _make(task: _Task) -> Made:
 
 
 def _replay(source: Trace | str, task: _Task) -> ReplayReport:
-    """Do one run; at the top level, so that other processes find it."""
+    """Do one run. At the top level, so that other processes find it."""
     policy, setting, _ = task
     trace = source if isinstance(source, Trace) else _named(source, _stamp(source))
     budget = setting.budget if find(policy)[0].bounded else None
@@ -107,7 +107,7 @@ def _stamp(source: str) -> tuple[int, int] | None:
 
 @functools.lru_cache(maxsize=1)
 def _named(source: str, stamp: tuple[int, int] | None) -> Trace:
-    """Return a trace, and keep it for the next run of this process: reading it costs as much as two runs."""
+    """Return a trace, kept for the next run of this process: reading it takes as long as two runs."""
     return traces.named(source)
 
 
@@ -118,7 +118,7 @@ class Results:
     trace: str
     num_layers: int
     length: int
-    #: Bytes of K and V that one layer stores for a position; None where the trace does not say.
+    #: Bytes of K and V that one layer stores for a position. None: the trace does not say.
     bytes_per_position: int | None
     metadata: dict[str, Any]
     budgets: tuple[int, ...]
@@ -126,7 +126,7 @@ class Results:
     #: Of SnapKV and the pyramids.
     obs_window: int
     pool_kernel: int
-    #: Budgets outside, policies inside, in the order given; "full" once, first.
+    #: The full cache's, then each budget's, the policies of each in the order given.
     reports: tuple[ReplayReport, ...]
 
     def at(self, budget: int) -> list[ReplayReport]:
@@ -176,12 +176,14 @@ def _processor() -> str:
 
 
 def positions(budget: int | str, length: int) -> int:
-    """Return a budget in positions: a whole number of them, or a part of the length such as ``"20%"``, rounded.
+    """Return a budget in positions, given as a number of them or as a part of the length such as ``"20%"``.
+
+    A part is rounded to the nearest position.
 
     Raises
     ------
     TypeError, ValueError
-        For something else, or for a result outside 1 .. length.
+        Another form, or a result outside 1 .. length.
     """
     if isinstance(budget, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", budget)
@@ -213,26 +215,27 @@ def run(
         A trace, the name of one (:func:`pb_kvcache.lab.traces.names`), or the path of a recording.
     budgets
         Positions per layer on average: numbers, or parts of the trace's length such as ``"20%"``. None: what the plans
-        among the policies have; `BUDGETS` where there are none.
+        among the policies have, or `BUDGETS` where there are no plans.
     policies
-        Names, as :func:`policy_names` lists them. ``full`` keeps everything; ``pyramidkv:RATIO`` is a
+        Names, as :func:`policy_names` lists them. ``full`` keeps everything. ``pyramidkv:RATIO`` is a
         :class:`pb_kvcache.PyramidStack` on a :func:`pb_kvcache.plan` of that ratio, so that its total is the same to
-        the position; ``plan:FILE`` is one on a plan from a file (:func:`read_plans`), at the plan's own budget. Every
-        policy that has a recent window gets :func:`recent_window` of the budget.
+        the position. ``plan:FILE`` is a stack on a plan from a file (:func:`read_plans`), at the plan's own budget.
+        Every policy that has a recent window gets :func:`recent_window` of the budget.
     obs_window, pool_kernel
-        Of SnapKV and the pyramids; see :class:`pb_kvcache.SnapKV`.
+        Of SnapKV and the pyramids, as in :class:`pb_kvcache.SnapKV`.
     jobs
-        1 runs one after the other, here. Any other number needs joblib (extra ``bench``) and is its `n_jobs`: -1 for
-        all cores. Within a ``joblib.parallel_config`` that names another backend, that backend does the runs.
+        How many runs at a time. 1 needs nothing else. Any other number needs joblib (extra ``bench``) and is its
+        `n_jobs`: -1 for all cores. Within a ``joblib.parallel_config`` that names a backend, that backend does the
+        runs.
     progress
-        Called with the number of runs done and of all runs.
+        Called after each run with the number of runs done and of all runs.
 
     Raises
     ------
     ImportError
-        `jobs` is not 1, and joblib is not there; the message names the extra.
+        `jobs` is not 1, and joblib is not there. The message names the extra.
     TypeError, ValueError, OSError
-        For an unknown trace or policy (the message lists the known ones), or a budget that a policy cannot have.
+        An unknown trace or policy (the message lists the known ones), or a budget that a policy cannot have.
     """
     for name, listed in (("budgets", budgets), ("policies", policies)):
         if isinstance(listed, str):  # a sequence, too, of its characters
@@ -241,15 +244,7 @@ def run(
     if isinstance(source, str) and source not in traces.names() and os.path.exists(source):  # noqa: PTH110
         source = os.path.abspath(source)  # noqa: PTH100 - another process may have another working directory
     loaded = source if isinstance(source, Trace) else _named(source, _stamp(source))
-    plans: dict[str, dict[int, LayerPlan]] = {}  # by the policy's name and the budget
-    for policy in policies:
-        if not isinstance(policy, str):
-            raise TypeError(f"policies: {policy!r} is not a name")
-        row, argument = find(policy)
-        if row.argument == "FILE":
-            plans[policy] = {_mean(layers): layers for layers in read_plans(argument)}
-    if not policies:
-        raise ValueError(f"policies: none given; known: {', '.join(policy_names())}")
+    plans = _plans(policies)
     if budgets is None:
         budgets = sorted(set().union(*plans.values())) or BUDGETS
     if not budgets:
@@ -257,19 +252,8 @@ def run(
     numbers = tuple(dict.fromkeys(positions(budget, loaded.length) for budget in budgets))
     names = tuple(dict.fromkeys(policies))
     scoring = (uint32("obs_window", obs_window), uint32("pool_kernel", pool_kernel))
-    bounded = [policy for policy in names if find(policy)[0].bounded]
     everything = Setting(loaded.num_layers, loaded.length, loaded.length, *scoring)
-    tasks: list[_Task] = [(policy, everything, None) for policy in names if policy not in bounded]
-    for budget, policy in itertools.product(numbers, bounded):
-        layers = plans[policy].get(budget) if policy in plans else None
-        if policy in plans and layers is None:
-            has = ", ".join(map(str, plans[policy]))
-            raise ValueError(f"policy = {policy!r}: has no plan of {budget} positions a layer, only of {has}")
-        task = (policy, dataclasses.replace(everything, budget=budget), layers)
-        made = _make(task)  # let it refuse its parameters now, not after minutes
-        if callable(made):
-            made(0)
-        tasks.append(task)
+    tasks = _tasks(names, numbers, plans, everything)
     reports = []
     for report in _reports(source, tasks, integer("jobs", jobs)):
         reports.append(report)
@@ -289,6 +273,39 @@ def run(
     )
 
 
+def _plans(policies: Sequence[str]) -> dict[str, dict[int, LayerPlan]]:
+    """Check the policies' names, and return the plans among them by name and budget."""
+    plans = {}
+    for policy in policies:
+        if not isinstance(policy, str):
+            raise TypeError(f"policies: {policy!r} is not a name")
+        row, argument = find(policy)
+        if row.argument == "FILE":
+            plans[policy] = {_mean(layers): layers for layers in read_plans(argument)}
+    if not policies:
+        raise ValueError(f"policies: none given; known: {', '.join(policy_names())}")
+    return plans
+
+
+def _tasks(
+    policies: Sequence[str], budgets: Sequence[int], plans: dict[str, dict[int, LayerPlan]], everything: Setting
+) -> list[_Task]:
+    """Return the runs. Each policy has been made once, so what it refuses is refused before the first run."""
+    bounded = [policy for policy in policies if find(policy)[0].bounded]
+    tasks: list[_Task] = [(policy, everything, None) for policy in policies if policy not in bounded]
+    for budget, policy in itertools.product(budgets, bounded):
+        layers = plans[policy].get(budget) if policy in plans else None
+        if policy in plans and layers is None:
+            has = ", ".join(map(str, plans[policy]))
+            raise ValueError(f"policy = {policy!r}: has no plan of {budget} positions a layer, only of {has}")
+        task = (policy, dataclasses.replace(everything, budget=budget), layers)
+        made = _make(task)
+        if callable(made):
+            made(0)
+        tasks.append(task)
+    return tasks
+
+
 def _reports(source: Trace | str, tasks: list[_Task], jobs: int) -> Iterator[ReplayReport]:
     """Yield the reports in the order of the tasks."""
     if jobs == 1:
@@ -301,6 +318,6 @@ def _reports(source: Trace | str, tasks: list[_Task], jobs: int) -> Iterator[Rep
         joblib = importlib.import_module("joblib")
     except ImportError as error:
         raise ImportError("jobs other than 1 need joblib: pip install 'pb-kvcache[bench]'") from error
-    # joblib starts as many processes as it is told to, whether there is work for them or not.
+    # joblib starts as many processes as it is told to, even where there is no work for them.
     parallel = joblib.Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator")
     yield from parallel(joblib.delayed(_replay)(source, task) for task in tasks)

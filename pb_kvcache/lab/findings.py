@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .._policies import label, ratio_of
+from .._policies import find, label, ratio_of
 from .bench import Results
 
 __all__ = ["findings", "layers", "points", "pyramids_of", "size", "uniform_of"]
@@ -13,7 +13,7 @@ _MINUS = "\N{MINUS SIGN}"
 
 
 def findings(results: Results) -> list[str]:
-    """Return what the numbers say in a few sentences, whichever policy wins."""
+    """Return what the figures say in a few sentences, whichever policy wins."""
     reports = {(r.policy, r.budget): r for r in results.reports if r.budget is not None}
     rated = [policy for policy in results.policies if (policy, results.budgets[0]) in reports]
     if not rated:
@@ -47,12 +47,12 @@ def uniform_of(results: Results) -> str | None:
 
 
 def pyramids_of(results: Results) -> list[str]:
-    """Return the pyramids that are not flat, and other plans."""
-    return [p for p in results.policies if ratio_of(p) not in (None, 1) or p.startswith("plan:")]
+    """Return the policies with unequal budgets: pyramids that are not flat, and plans from files."""
+    return [policy for policy in results.policies if find(policy)[0].argument and ratio_of(policy) != 1]
 
 
 def points(gain: float) -> str:
-    """Return a difference of masses in percentage points, with its sign; a rounded 0 has none."""
+    """Return a difference of masses in percentage points, with its sign. What rounds to 0 has no sign."""
     text = f"{abs(100 * gain):.2f}"
     return text if float(text) == 0 else f"{'+' if gain > 0 else _MINUS}{text}"
 

@@ -31,7 +31,7 @@ def require_matplotlib() -> Any:
 
 
 def write(results: Results, folder: str | os.PathLike[str], command: str) -> Path:
-    """Write ``index.html`` into a folder, which is made where it is not there, and return its path.
+    """Write ``index.html`` into a folder, and return its path. The folder is made where there is none.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def write(results: Results, folder: str | os.PathLike[str], command: str) -> Pat
 
 
 def page(results: Results, command: str) -> str:
-    """Return the whole page as HTML; `command` is what made it, for the reader."""
+    """Return the whole page as HTML. It shows `command` as what made it."""
     require_matplotlib()
     points = "\n".join(f"<li>{html.escape(sentence)}</li>" for sentence in findings(results))
     tables = "\n".join(_table(results, budget) for budget in results.budgets) if results.budgets else ""
@@ -192,7 +192,7 @@ li {{ margin: .35rem 0; }}
 {figures}
 <section>
 <h2>All figures</h2>
-<p class="note">Bold: the most retained mass at this budget. Times are of this machine and this run; all else is the
+<p class="note">Bold: the most retained mass at this budget. Times are of this machine and this run. All else is the
 same at every run.</p>
 {tables}
 </section>

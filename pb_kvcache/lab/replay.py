@@ -121,10 +121,10 @@ def replay(
         own `effective_budget`, which tells a pyramid's layers apart, or `budget` where it has none. A stack is asked to
         keep its `budgets`.
     budget
-        Positions per layer on average; greater than 0. The layers' own budgets must not sum to more than
+        Positions per layer on average, greater than 0. The layers' own budgets must not sum to more than
         ``budget * num_layers``, so that policies are compared at equal total memory. None: nothing is ever evicted.
     name
-        What the report calls the policy; by default its class.
+        What the report calls the policy. None: its class.
     steps
         The steps whose retained mass and recall count, within ``range(1, trace.length)``. None counts all. Earlier
         steps are replayed and not counted. Later steps are never asked of the trace.
@@ -142,7 +142,7 @@ def replay(
         The budgets sum to too much. A policy names a position that is not kept, names one twice, stays over its budget,
         or raises. A row of the trace has the wrong shape, or is not finite and >= 0.
     TypeError, ValueError
-        For a budget that is not a positive integer, or steps that the trace does not have.
+        A budget that is not a positive integer, or steps that the trace does not have.
     """
     counted = _counted_steps(trace, steps)
     if budget is not None:

@@ -6,8 +6,9 @@
 >>> model.generate(**inputs, past_key_values=cache)                  # doctest: +SKIP
 
 The prompt is read with full attention. After its attention, each layer keeps the positions that the last queries looked
-at most, as many as its budget says, and frees the rest. Positions stay absolute, so rotary phases stay right. Needs the extra ``transformers`` (``pip install 'pb-kvcache[transformers]'``): torch, and transformers from 4.57
-to before 6.
+at most, as many as its budget says, and frees the rest. Positions stay absolute, so rotary phases stay right. Needs
+torch, and transformers from 4.57 to before 6: the extra ``transformers``
+(``pip install 'pb-kvcache[transformers]'``).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ._expect import answers, equal
 
 
 def _floats(values: Any) -> Any:
-    """Return weights as float32: JSON has no NaN or infinity, so those are written as strings."""
+    """Return weights as float32. JSON has no NaN or infinity, so those come as strings."""
     return None if values is None else np.array(values, dtype=object).astype(np.float32)
 
 

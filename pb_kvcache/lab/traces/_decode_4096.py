@@ -12,8 +12,8 @@ from ._xoshiro import Xoshiro128
 def decode_4096() -> PackedTrace:
     """Return the registry's single-layer trace `decode-4096`, bit for bit: 4,096 positions, seed 7, 33 MB as float32.
 
-    Attention sinks, a local window of 64, 32 heavy positions that are drawn anew at step 128 and at every multiple of
-    512, and noise. One layer, so it cannot show what a pyramid is for.
+    It has attention sinks, a local window of 64, 32 heavy positions that are drawn anew at step 128 and at every
+    multiple of 512, and noise. With one layer it cannot show what a pyramid is for.
     """
     length, sinks, window, heavies = 4096, 4, 64, 32
     rng = Xoshiro128(7)
@@ -42,7 +42,7 @@ def decode_4096() -> PackedTrace:
 
 
 def _in_order(values: npt.NDArray[np.float64]) -> float:
-    """Return the sum of `values` added from the first to the last; ``sum()`` would add them in pairs."""
+    """Return the sum of `values` added from the first to the last. ``sum()`` would add them in pairs."""
     return float(np.cumsum(values)[-1])
 
 

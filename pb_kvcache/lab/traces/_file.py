@@ -1,10 +1,10 @@
 """Trace files: a model's attention, every layer, in float16.
 
 An ``.npz`` file (a zip archive of ``.npy`` members) with one member ``metadata`` and one member ``layer_000``,
-``layer_001``, ... per layer. ``metadata`` is JSON in UTF-8, as bytes; ``num_layers`` and ``length`` in it give every
-other member's shape. A layer is ``uint8`` of shape ``(2, length * (length - 1) // 2)``: the high bytes and then the
-low bytes of the float16 weights, so that deflate finds the exponents side by side. The weights are ordered by position
-and then by step: the attention that position 0 got at steps 1, 2, ..., then position 1 at steps 2, 3, ... One
+``layer_001``, ... per layer. ``metadata`` is JSON in UTF-8, as bytes. ``num_layers`` and ``length`` in it give the
+shape of the other members. A layer is ``uint8`` of shape ``(2, length * (length - 1) // 2)``: the high bytes and then
+the low bytes of the float16 weights, so that deflate finds the exponents side by side. The weights are ordered by
+position and then by step: the attention that position 0 got at steps 1, 2, ..., then position 1 at steps 2, 3, ... One
 position's weights resemble each other more than one step's do. 512 tokens of the shipped recording deflate to 89 % as
 they are, to 81 % as planes, and to 80 % in this order.
 """
@@ -35,19 +35,19 @@ _METADATA_LIMIT = 1 << 20
 def save(path: str | os.PathLike[str], trace: Trace) -> None:
     """Write a trace file: float16, with the trace's name and metadata inside. The same trace gives the same bytes.
 
-    Weights that are not float16 yet are rounded. One layer at a time is held beside the trace itself.
+    Weights in another precision are rounded. One layer at a time is held beside the trace itself.
 
     Raises
     ------
     OSError
-        Where the file cannot be written.
+        The file cannot be written.
     TypeError, ValueError
-        For metadata that are not JSON (NaN and infinities are not), or more than 1 MiB of it; for weights that are not
-        between 0 and 1.
+        The metadata are not JSON (NaN and infinities are not), or more than 1 MiB of it. A weight is not between 0
+        and 1.
 
     Notes
     -----
-    A call that raises leaves what stood there before as it was.
+    A call that raises leaves a file of that name as it was.
     """
     metadata = {
         **trace.metadata,
@@ -111,10 +111,10 @@ def load(path: str | os.PathLike[str]) -> PackedTrace:
     Raises
     ------
     OSError
-        Where the file cannot be read.
+        The file cannot be read.
     ValueError
-        For a file that is not a trace, is damaged or cut short, lacks a layer, has one of another shape, or holds
-        weights that are not probabilities. The message names the file and what is wrong with it.
+        The file is not a trace, is damaged or cut short, lacks a layer, has one of another shape, or holds weights that
+        are not probabilities. The message names the file and what is wrong with it.
     """
     path = Path(path)
     with path.open("rb") as file:
@@ -126,8 +126,8 @@ def load(path: str | os.PathLike[str]) -> PackedTrace:
         except _NotATraceError as error:
             raise ValueError(f"{path}: {error}") from None
         except Exception as error:
-            # zipfile, its decompressors and NumPy's header reader raise nearly anything at bytes that are wrong; an
-            # OSError is a seek to where no file can be, or what bz2 makes of damaged data.
+            # At wrong bytes zipfile, its decompressors and NumPy's header reader raise nearly anything. An OSError is a
+            # seek to where no file can be, or what bz2 makes of damaged data.
             raise ValueError(f"{path}: not a trace file, or a damaged one: {error}") from None
 
 
@@ -156,6 +156,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> PackedTrace:
         length = uint32("length", metadata.pop("length", None))
     except (TypeError, ValueError) as error:
         raise _NotATraceError(str(error)) from None
+    # The members are those that the metadata announce, each once.
     expected = {_member(layer) + ".npy" for layer in range(min(num_layers, len(archive.namelist()) + 1))}
     present = {entry for entry in archive.namelist() if entry != "metadata.npy"}
     if len(present) + 1 < len(archive.namelist()):
@@ -166,6 +167,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> PackedTrace:
         missing, extra = sorted(expected - present), sorted(present - expected)
         what = f"{missing[0]} is missing" if missing else f"{extra[0]} does not belong there"
         raise _NotATraceError(f"{num_layers} layers are announced, and {what}")
+    # Nothing is allocated before the file's size has made the shape possible.
     pairs = triangle_size(length)
     size = path.stat().st_size
     if 2 * pairs * num_layers > size * _DEFLATE_LIMIT:

@@ -23,7 +23,7 @@ class _Funnel(Trace):
         metadata = {"about": "synthetic", "widths": list(widths), "local_mass": local, "seed": seed}
         super().__init__("funnel", num_layers, length, metadata)
         rng = Xoshiro128(seed)
-        # The first step at which a position is no longer among its layer's heavy ones; 0 where it never is.
+        # The first step at which a position is no longer among its layer's heavy ones. 0: it never is one.
         self._until = np.zeros((num_layers, length), np.uint32)
         for until, width in zip(self._until, widths, strict=True):
             heavy: list[tuple[int, int]] = []
@@ -59,28 +59,30 @@ def funnel(
 
     Positions come in phrases of 16, and every phrase of every layer draws a priority. A step spreads ``1 - local_mass``
     of a layer's attention evenly over its `width` phrases of highest priority so far, and ``local_mass`` over the last
-    8 positions in proportion 8, 7, ..., 1. A layer is served in full by a budget of its phrases, their neighbours in a
-    pool and a recent window; what it gets beyond is wasted, and what it lacks costs it more the sharper it is. So where
-    the mean budget is about what the layers need on average, a pyramid of the widths' ratio fits and uniform budgets do
-    not. Far below that no layer is served, a position is worth most where the layer is sharp, and the sign turns.
+    8 positions in proportion 8, 7, ..., 1.
+
+    A layer needs a budget of its phrases, their neighbours in a pool, and a recent window. A larger budget is wasted on
+    it, and a smaller one costs it more the sharper it is. So where the mean budget is about what the layers need on
+    average, a pyramid of the widths' ratio fits and uniform budgets do not. Far below that no layer has what it needs,
+    a position is worth most where the layer is sharp, and the pyramid loses.
 
     Parameters
     ----------
     num_layers, length
-        Layers, and positions; greater than 0 and 1.
+        Layers, greater than 0, and positions, greater than 1.
     widths
-        Phrases that matter: two integers > 0, for the first and the last layer, between which the others are
-        interpolated linearly; or one for each layer. Falling is the funnel, broad at layer 0 and sharp at the last;
-        equal is flat; rising is inverted.
+        Phrases that matter, integers > 0: one for each layer, or two for the first and the last, between which the
+        others are interpolated linearly. Falling widths are the funnel, broad at layer 0 and sharp at the last. Equal
+        widths are flat, rising ones inverted.
     local_mass
         Between 0 and 1.
     seed
-        32 bits, of the generator of :func:`decode_4096`. The same arguments give the same bits everywhere.
+        32 bits, for the generator of :func:`decode_4096`. The same arguments give the same bits everywhere.
 
     Raises
     ------
     TypeError, ValueError
-        For an argument that breaks a rule above.
+        An argument breaks a rule above.
     """
     num_layers, length, seed = checked_layers(num_layers), uint32("length", length), uint32("seed", seed)
     try:

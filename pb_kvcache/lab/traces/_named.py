@@ -21,13 +21,13 @@ def recorded(name: str = "smollm2-135m") -> PackedTrace:
     Parameters
     ----------
     name
-        ``"smollm2-135m"``: SmolLM2-135M-Instruct, 30 layers, on the opening of the Jargon File. The ``metadata`` tell
+        ``"smollm2-135m"``: SmolLM2-135M-Instruct, 30 layers, on the opening of the Jargon File. Its ``metadata`` name
         licences and sources.
 
     Raises
     ------
     ValueError
-        For another name; the message lists the known ones.
+        Another name. The message lists the known ones.
     """
     if name not in _RECORDED:
         raise ValueError(f"name = {name!r}: no such recording; known: {', '.join(_RECORDED)}")
@@ -54,7 +54,7 @@ def named(name: str | os.PathLike[str]) -> Trace:
     Raises
     ------
     ValueError
-        For an unknown name; the message lists the known ones.
+        An unknown name. The message lists the known ones.
     OSError, ValueError
         As :func:`load`.
     """

@@ -28,12 +28,13 @@ class Trace(ABC):
     name
         What reports call it.
     num_layers
-        Layers; greater than 0, at most 65536.
+        Greater than 0, at most 65536.
     length
-        Positions in the sequence; greater than 1. Position 0 is there from the start: there are ``length - 1`` steps.
+        Positions in the sequence, greater than 1. Position 0 is there from the start, so there are ``length - 1``
+        steps.
     metadata
-        Where it comes from; JSON values. `num_kv_heads`, `head_dim` and `kv_dtype`, where given, tell
-        :attr:`bytes_per_position`.
+        Where it comes from, as JSON values. :attr:`bytes_per_position` follows from `num_kv_heads`, `head_dim` and
+        `kv_dtype`, where they are given.
     """
 
     def __init__(self, name: str, num_layers: int, length: int, metadata: Mapping[str, Any] | None = None) -> None:
@@ -57,7 +58,7 @@ class Trace(ABC):
     def top(self, step: int) -> npt.NDArray[np.intp]:
         """Return each layer's ``min(32, step)`` positions of largest weight, the lower one on a tie, in no order.
 
-        Shape ``(num_layers, min(32, step))``. Worked out once a step and remembered: every policy is measured
+        Shape ``(num_layers, min(32, step))``. Found once for each step and remembered, since every policy is measured
         against the same.
         """
         found = self._top.get(step)
@@ -81,7 +82,7 @@ class Trace(ABC):
 
     @property
     def bytes_per_position(self) -> int | None:
-        """Bytes of K and V that one layer of the model stores for one position; None where that is not known."""
+        """Bytes of K and V that one layer of the model stores for one position. None: that is not known."""
         return _bytes_per_position(self.metadata)
 
     def __repr__(self) -> str:
@@ -113,10 +114,10 @@ def _bytes_per_position(metadata: Mapping[str, Any]) -> int | None:
 
 
 def _largest(rows: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
-    """Return each row's `count` largest entries' indices; the lower index on a tie."""
+    """Return the indices of each row's `count` largest entries, the lower index on a tie."""
     length = rows.shape[1]
-    # Weights are >= 0, so their bits order as they do. With the index, counted down, in the low half every key is
-    # distinct, and the tie rule holds whatever the partition does. Adding 0 turns -0.0 into 0.0.
+    # Weights are >= 0, so their bits have the order of their values. The low half of a key is the index, counted down:
+    # every key is distinct, and the tie rule holds whatever the partition does. Adding 0 turns -0.0 into 0.0.
     keys = (np.asarray(rows, np.float32) + np.float32(0)).view(np.uint32).astype(np.uint64) << np.uint64(32)
     keys |= np.arange(0xFFFFFFFF, 0xFFFFFFFF - length, -1, dtype=np.uint64)
     if length > count:
@@ -139,8 +140,8 @@ class PackedTrace(Trace):
     Raises
     ------
     TypeError, ValueError
-        For another dtype or size; for a weight that is negative, infinite or NaN, or a row that sums to more than 1,
-        naming step, layer and position.
+        Another dtype or size. A weight that is negative, infinite or NaN, or a row that sums to more than 1. The
+        message names step, layer and position.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class PackedTrace(Trace):
             rows = self.rows(step)
             with np.errstate(invalid="ignore"):  # infinities of both signs
                 sums = rows.sum(axis=1, dtype=np.float64)
-            # The sum is NaN or infinite as soon as one weight is; min() then names the negative ones.
+            # The sum is NaN or infinite as soon as one weight is. min() finds the negative ones.
             if not (rows.min() >= 0 and sums.max() <= SUM_LIMIT):
                 raise ValueError(f"{self.name}: {_bad_rows(rows, sums, step)}")
 
@@ -210,14 +211,14 @@ def pack(name: str, attention: npt.ArrayLike, metadata: Mapping[str, Any] | None
     attention
         Shape ``(num_layers, length, length)`` or ``(num_layers, heads, length, length)``, real numbers: row ``t`` is
         what the token at position ``t`` attended to. Heads are averaged in float32. The diagonal and what lies above it
-        are not used. Stored as float16 where that is the dtype given, else as float32.
+        are not used. Stored as float32, or as float16 where float16 was given and no heads were averaged.
     metadata
         As for :class:`Trace`.
 
     Raises
     ------
     TypeError, ValueError
-        For another shape or dtype, or weights that :class:`PackedTrace` refuses.
+        Another shape or dtype, or weights that :class:`PackedTrace` refuses.
     """
     array = plain_array("attention", attention, "real numbers")
     if array.dtype.kind not in "fiu":

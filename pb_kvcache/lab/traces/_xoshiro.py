@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Xoshiro128:
-    """xoshiro128** filled by splitmix32: the generator of the `decode-4096` trace. Also this module's own."""
+    """xoshiro128** filled by splitmix32: the generator of `decode-4096`, and of the funnels."""
 
     def __init__(self, seed: int) -> None:
         self._state = []
@@ -30,7 +30,7 @@ class Xoshiro128:
         return result
 
     def below(self, bound: int) -> int:
-        """Return an integer below `bound`, all equally likely: draws from the uneven first stretch are thrown away."""
+        """Return an integer below `bound`, all equally likely. Draws below 2**32 modulo `bound` are thrown away."""
         threshold = (2**32 - bound) % bound
         while True:
             value = self.next()
