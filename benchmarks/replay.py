@@ -1,6 +1,6 @@
 """What replaying costs: ``python benchmarks/replay.py``.
 
-A replay of the shipped recording per policy, split into the policies' part and the harness's own, and the whole default
+A replay of the shipped recording per policy, split into the policies' part and the replay's own, and the whole default
 benchmark in one process. Medians. What a stack costs beside its C calls is in ``benchmarks/stack.py``.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import statistics
 import time
 
-from pb_kvcache import bench, workloads
-from pb_kvcache.bench import positions
+from pb_kvcache.lab import bench, traces
+from pb_kvcache.lab.bench import positions
 
 ROUNDS = 5
 
@@ -18,7 +18,7 @@ ROUNDS = 5
 def main() -> None:
     """Measure and print."""
     print(", ".join(f"{key} {value}" for key, value in bench.machine().items()))
-    trace = workloads.recorded()
+    trace = traces.recorded()
     policies = [policy for policy in bench.POLICIES if policy != "full"]
     rounds = [bench.run(trace, ["20%"], policies) for _ in range(ROUNDS)]
     print(f"\n{trace.name}, {trace.num_layers} layers, {trace.steps} steps, {positions('20%', trace.length)} a layer")
@@ -27,7 +27,7 @@ def main() -> None:
         own = statistics.median(r.seconds - r.policy_seconds for r in reports)
         theirs = statistics.median(r.policy_seconds for r in reports)
         rate = statistics.median(r.steps_per_second for r in reports)
-        print(f"  {policy:16} policies {1e3 * theirs:4.0f} ms, harness {1e3 * own:4.0f} ms, {rate:6,.0f} steps/s")
+        print(f"  {policy:16} policies {1e3 * theirs:4.0f} ms, replay {1e3 * own:4.0f} ms, {rate:6,.0f} steps/s")
     taken = []
     for _ in range(3):
         started = time.perf_counter()

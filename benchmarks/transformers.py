@@ -29,7 +29,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from generate import packaged_model, prompts  # noqa: E402
 
-from pb_kvcache.recorder import load_model  # noqa: E402
+from pb_kvcache.lab.record import load_model  # noqa: E402
 from pb_kvcache.transformers import PyramidKVCache, use  # noqa: E402
 from pb_kvcache.transformers._layer import PyramidKVLayer  # noqa: E402
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from pb_kvcache.recorder import load_model
+from pb_kvcache.lab.record import load_model
 from pb_kvcache.transformers import PyramidKVCache, use
 
 SHAPES = {"uniform": 1.0, "pyramid": 4.0, "inverted": 0.25}  # the first layer's share over the last one's

@@ -7,12 +7,13 @@ looks in C.
 
 import numpy as np
 
-from pb_kvcache import H2O, SnapKV, workloads
-from pb_kvcache.harness import replay
+from pb_kvcache import H2O, SnapKV
+from pb_kvcache.lab import traces
+from pb_kvcache.lab.replay import replay
 
 
 class MeanAttention:
-    """One layer's cache. The harness needs these two methods alone."""
+    """One layer's cache. The replay needs these two methods alone."""
 
     def __init__(self, recent_window: int) -> None:
         self.recent_window = recent_window
@@ -38,7 +39,7 @@ class MeanAttention:
 
 def main() -> None:
     """Replay the shipped recording at a tenth of its length."""
-    trace = workloads.recorded()
+    trace = traces.recorded()
     budget, recent = trace.length // 10, 14
     policies = {
         "mean attention": lambda layer: MeanAttention(recent),

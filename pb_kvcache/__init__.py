@@ -16,6 +16,7 @@ from ._blocks import block_select, to_blocks, to_mask, to_ranges
 from ._budget import pyramid_budget, pyramid_budgets
 from ._choose import select_top
 from ._compact import compact
+from ._divide import divide
 from ._errors import CacheFullError
 from ._plan import LayerGroup, LayerGroups, LayerPlan, plan
 from ._policy import LayerCache, Policy
@@ -49,6 +50,7 @@ __all__ = [
     "__version__",
     "block_select",
     "compact",
+    "divide",
     "plan",
     "pool_scores",
     "pyramid_budget",

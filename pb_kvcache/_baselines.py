@@ -1,4 +1,4 @@
-"""Simpler policies to compare with: same interface, same checks, no history ring."""
+"""Simpler policies to compare with. They have the interface and the checks of SnapKV, and no history ring."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ._policy import Policy, bad_weight, with_attributes
 class SlidingWindow(Policy):
     """Keep the newest positions and drop the oldest.
 
-    Attention is checked and not used, so there is no :meth:`window_score`.
+    Attention is checked but not used, so there is no :meth:`window_score`.
 
     Parameters
     ----------
     budget
-        Positions kept; greater than 0.
+        Positions kept, greater than 0.
 
     Raises
     ------
@@ -46,14 +46,14 @@ class SlidingWindow(Policy):
 class StreamingLLM(Policy):
     """Keep the first positions, the attention sinks, and the newest ones (arXiv 2309.17453).
 
-    Attention is checked and not used, so there is no :meth:`window_score`.
+    Attention is checked but not used, so there is no :meth:`window_score`.
 
     Parameters
     ----------
     budget
-        Positions kept, sinks included; greater than 0.
+        Positions kept, sinks included, greater than 0.
     sinks
-        Positions 0 to ``sinks - 1`` are never dropped; smaller than `budget`. 0 is a sliding window.
+        Positions 0 to ``sinks - 1`` are never dropped. Smaller than `budget`. 0 makes this a sliding window.
 
     Raises
     ------
@@ -85,9 +85,9 @@ class H2O(Policy):
     Parameters
     ----------
     budget
-        Positions kept; greater than 0.
+        Positions kept, greater than 0.
     recent_window
-        Newest positions that are never dropped; smaller than `budget`.
+        Newest positions that are never dropped, fewer than `budget`.
 
     Raises
     ------
@@ -117,14 +117,14 @@ class TOVA(Policy):
     """Drop the lowest attention of the latest observed step (arXiv 2401.06104).
 
     The score is that attention. On a tie the lower position goes. A position that joined after the latest observed
-    step, or was seeded without attention, has none: it scores 0 and is never dropped before a step has weighed it.
-    So :meth:`evict` drops at most the observed positions, and a cache full of positions that were never observed
-    stays full until it is seeded with attention or reset.
+    step, or was seeded without attention, has no such attention: it scores 0, and it stays until a step has weighed it.
+    So :meth:`evict` never drops a position that was not observed. A cache full of such positions stays full until it is
+    seeded with attention or reset.
 
     Parameters
     ----------
     budget
-        Positions kept; greater than 0.
+        Positions kept, greater than 0.
 
     Raises
     ------
@@ -152,14 +152,14 @@ class Scissorhands(Policy):
     """Drop the fewest votes, one for each step that gave more than an even share (arXiv 2305.17118).
 
     In one observed step each position whose weight is greater than ``1 / len(attn)``, compared in double, gets a
-    vote; the score counts them. On a tie the lower position goes.
+    vote. The score is the number of votes. On a tie the lower position goes.
 
     Parameters
     ----------
     budget
-        Positions kept; greater than 0.
+        Positions kept, greater than 0.
     recent_window
-        Newest positions that are never dropped; smaller than `budget`.
+        Newest positions that are never dropped, fewer than `budget`.
 
     Raises
     ------
@@ -188,8 +188,8 @@ class Scissorhands(Policy):
 class FullCache(Policy):
     """Keep everything: the upper end of every comparison.
 
-    It holds what an uncompressed cache holds, so its memory grows by doubling, it has no budget, and :meth:`evict`
-    never drops anything, whatever it is asked for. Attention is checked and not used, so there is no
+    It holds what an uncompressed cache holds. So its memory grows by doubling, it has no budget, and :meth:`evict`
+    drops nothing, whatever it is asked for. Attention is checked but not used, so there is no
     :meth:`window_score`.
 
     Examples
@@ -210,7 +210,7 @@ class FullCache(Policy):
         self._count = 1
 
     def on_decode_step(self, pos: int, attn: npt.ArrayLike | None) -> None:
-        """Take in one decoded token: `pos` joins the kept set. As :meth:`Policy.on_decode_step`; never full."""
+        """Take in one decoded token: `pos` joins the kept set. As :meth:`Policy.on_decode_step`, but never full."""
         pos = uint32("pos", pos)
         if self._count and pos <= self._last():
             raise ValueError(
@@ -263,12 +263,12 @@ class FullCache(Policy):
 
     @property
     def effective_budget(self) -> int:
-        """No budget: the largest that any policy can have."""
+        """The largest budget that a policy can have, since this one has none."""
         return UINT32_MAX
 
     @property
     def capacity(self) -> int:
-        """As :attr:`effective_budget`: memory is the limit."""
+        """As :attr:`effective_budget`. Memory is the limit."""
         return UINT32_MAX
 
     @property
@@ -282,7 +282,7 @@ class FullCache(Policy):
         self._count = 1
 
     def seed(self, positions: npt.ArrayLike, attn: npt.ArrayLike | None = None) -> None:
-        """Start from a prompt: replace the kept set. As :meth:`Policy.seed`; never full."""
+        """Start from a prompt: replace the kept set. As :meth:`Policy.seed`, but never full."""
         array = uint32_array("positions", positions, 1)
         if attn is not None:
             weights = float32_array("attn", attn, 2)

@@ -14,20 +14,20 @@ class PyramidKV(Policy):
     Parameters
     ----------
     budget
-        Positions kept per layer on average; greater than 0.
+        Positions kept per layer on average, greater than 0.
     layer
-        The layer that this instance serves, from 0; smaller than `num_layers`.
+        The layer that this instance serves, from 0 to ``num_layers - 1``.
     num_layers
-        Layers that share the budget; greater than 0.
+        Layers that share the budget, greater than 0.
     pyramid_ratio
-        The first layer's share over the last one's; greater than 0.
+        The first layer's share over the last one's, greater than 0.
     recent_window, obs_window, pool_kernel
         As for :class:`SnapKV`.
 
     Raises
     ------
     TypeError, ValueError, MemoryError
-        As for :class:`SnapKV`; also where the layer's share does not fit 32 bits.
+        As for :class:`SnapKV`. Also where the layer's share does not fit 32 bits.
 
     Examples
     --------

@@ -6,31 +6,31 @@ from ._policy import Policy
 
 
 class SnapKV(Policy):
-    """Keep what the last few tokens attended to, and the neighbours of that (arXiv 2404.14469).
+    """Keep the positions that the last few tokens attended to, and their neighbours (arXiv 2404.14469).
 
-    A position's score is the attention that it received over the last `obs_window` observed steps, summed in double;
-    each score becomes the maximum over `pool_kernel` kept neighbours; the lowest go, the lower position first on a
-    tie. The newest `recent_window` positions are never dropped.
+    A position's score is the attention that it received over the last `obs_window` observed steps, summed in double.
+    Each score becomes the maximum over `pool_kernel` kept neighbours. The lowest scores go, the lower position first on
+    a tie. The newest `recent_window` positions are never dropped.
 
     Parameters
     ----------
     budget
-        Positions kept; greater than 0.
+        Positions kept, greater than 0.
     recent_window
-        Newest positions that are never dropped; smaller than `budget`.
+        Newest positions that are never dropped, fewer than `budget`.
     obs_window
-        Observed decode steps that make the score; greater than 0. Each costs 4 bytes a position.
+        Observed decode steps that make the score, greater than 0. Each costs 4 bytes a position.
     pool_kernel
-        Neighbours pooled; odd.
+        Neighbours pooled, an odd number.
 
     Raises
     ------
     TypeError
-        For a parameter that is not an integer.
+        A parameter is not an integer.
     ValueError
-        For one that breaks a rule above, or does not fit 32 bits.
+        A parameter breaks a rule above, or does not fit 32 bits.
     MemoryError
-        Where the native instance cannot be allocated.
+        The native instance cannot be allocated.
 
     Examples
     --------

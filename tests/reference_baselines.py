@@ -87,5 +87,7 @@ class Baseline:
             self.observe(row)
 
 
+#: By name: the parameter that a policy has beside its budget.
+SECOND = {"streaming_llm": "sinks", "h2o": "recent_window", "scissorhands": "recent_window"}
 NAMES = ("sliding_window", "streaming_llm", "h2o", "tova", "scissorhands")
 POLICIES: dict[str, Any] = {name: functools.partial(Baseline, name) for name in NAMES}

@@ -11,36 +11,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pb_kvcache import H2O, TOVA, CacheFullError, FullCache, Policy, Scissorhands, SlidingWindow, StreamingLLM
+from pb_kvcache import (
+    H2O,
+    TOVA,
+    CacheFullError,
+    FullCache,
+    Policy,
+    Scissorhands,
+    SlidingWindow,
+    StreamingLLM,
+    _policies,
+)
 
 from .conftest import ROOT, Run
 from .reference import Refused
-from .reference_baselines import POLICIES
+from .reference_baselines import NAMES, POLICIES
 
-CLASSES = {
-    "sliding_window": SlidingWindow,
-    "streaming_llm": StreamingLLM,
-    "h2o": H2O,
-    "tova": TOVA,
-    "scissorhands": Scissorhands,
-}
-SMALL = {
-    "sliding_window": {"budget": 4},
-    "streaming_llm": {"budget": 4, "sinks": 2},
-    "h2o": {"budget": 4, "recent_window": 1},
-    "tova": {"budget": 4},
-    "scissorhands": {"budget": 4, "recent_window": 1},
-}
+CLASSES = {name: _policies.CLASSES[name] for name in NAMES}
+#: A budget of 4, and a recent window or sinks of 1 where the policy has them.
+SMALL = {name: {"budget": 4} | dict.fromkeys(kind._PARAMETERS[1:], 1) for name, kind in CLASSES.items()}
 #: Few values, so that ties are common.
 WEIGHTS = st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.0, 1 / 3, 2.0**-149, 3.0e38])
 
 
 def parameters(name: str) -> st.SearchStrategy[dict[str, int]]:
     budget = st.integers(1, 9)
-    if name in ("sliding_window", "tova"):
+    if not (second := CLASSES[name]._PARAMETERS[1:]):
         return st.fixed_dictionaries({"budget": budget})
-    second = "sinks" if name == "streaming_llm" else "recent_window"
-    return budget.flatmap(lambda b: st.fixed_dictionaries({"budget": st.just(b), second: st.integers(0, b - 1)}))
+    return budget.flatmap(lambda b: st.fixed_dictionaries({"budget": st.just(b), second[0]: st.integers(0, b - 1)}))
 
 
 @pytest.mark.parametrize("name", CLASSES)

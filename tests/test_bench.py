@@ -1,29 +1,29 @@
-"""The benchmark: equal totals, the same figures however it is run, and what it prints and writes."""
+"""The benchmark: equal totals, the same figures however it is run, and what the command prints and writes."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import html.parser
 import json
 import re
 import sys
 import time
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pb_kvcache import SnapKV, bench, cli, report, workloads
-from pb_kvcache.bench import Results
-from pb_kvcache.harness import replay
+from pb_kvcache import LayerPlan, PyramidStack, SnapKV, cli, plan
+from pb_kvcache._policies import label
+from pb_kvcache.lab import bench, traces
+from pb_kvcache.lab.bench import Results
+from pb_kvcache.lab.findings import findings
+from pb_kvcache.lab.replay import replay
+from pb_kvcache.lab.traces import PackedTrace
 
 from .conftest import ROOT
 
 SCORING = {"obs_window": 4, "pool_kernel": 1}
-MINUS = "\N{MINUS SIGN}"
 QUICK = ["full", "streaming_llm", "tova", "snapkv", "pyramidkv:1", "pyramidkv:4", "pyramidkv:1/4"]
 
 
@@ -37,7 +37,7 @@ def default() -> Results:
 
 @pytest.fixture(scope="module")
 def quick() -> Results:
-    return bench.run(workloads.funnel(4, 300), ["10%", 60], QUICK)
+    return bench.run(traces.funnel(4, 300), ["10%", 60], QUICK)
 
 
 def measured(results: Results) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ def test_arguments_of_another_kind_are_refused_before_the_work(arguments: dict[s
 
 
 def test_the_scoring_of_snapkv_and_pyramids_can_be_set() -> None:
-    trace = workloads.funnel(3, 200)
+    trace = traces.funnel(3, 200)
     plain, other = (bench.run(trace, [40], ["tova", "snapkv", "pyramidkv:3"], **s).reports for s in ({}, SCORING))
     assert plain[0].per_layer == other[0].per_layer
     assert plain[1].retained_mass != other[1].retained_mass
@@ -166,11 +166,71 @@ def test_the_scoring_of_snapkv_and_pyramids_can_be_set() -> None:
     assert other[1].per_layer == alone.per_layer
 
 
+# --- plans from a file
+
+
+def noisy(num_layers: int, length: int, seed: int) -> PackedTrace:
+    """Return a trace whose layers differ."""
+    attention = np.tril(np.random.default_rng(seed).random((num_layers, length, length)))
+    attention **= np.linspace(2, 12, num_layers)[:, None, None]
+    attention /= attention.sum(axis=2, keepdims=True)
+    return traces.pack("noisy", attention)
+
+
+def write(path: Path, *plans: LayerPlan) -> str:
+    documents = [made.to_dict() for made in plans]
+    path.write_text(json.dumps(documents if len(documents) > 1 else documents[0]), encoding="utf-8")
+    return f"plan:{path}"
+
+
+def test_the_benchmark_runs_a_plan_at_its_own_budget(tmp_path: Path) -> None:
+    trace = noisy(4, 100, 10)
+    plans = [plan(4, budget, ratio=3, minimum=10) for budget in (12, 30)]
+    policy = write(tmp_path / "p.json", *plans)
+    results = bench.run(trace, policies=["snapkv", policy])
+    assert results.budgets == (12, 30)
+    for budget, made in zip((12, 30), plans, strict=True):
+        uniform, planned = results.at(budget)
+        assert [layer.budget for layer in planned.per_layer] == made.budgets.tolist()
+        stack = PyramidStack(4, recent_window=bench.recent_window(budget), plan=made)
+        assert planned.per_layer == replay(trace, stack, budget).per_layer
+        assert planned.peak_resident == uniform.peak_resident
+    assert label(policy) == "SnapKV, p.json"
+    assert any("SnapKV, p.json against uniform" in sentence for sentence in findings(results))
+    one = write(tmp_path / "q.json", plans[0])
+    assert bench.run(trace, ["12"], [one]).reports[0].retained_mass == results.at(12)[1].retained_mass
+    with pytest.raises(ValueError, match=r"has no plan of 13 positions a layer, only of 12$"):
+        bench.run(trace, ["13"], [one])
+    with pytest.raises(ValueError, match="plan: has 4 budgets, must have one for each of the 5 layers"):
+        bench.run(noisy(5, 100, 1), policies=[one])
+    pytest.importorskip("joblib", reason="needs the bench extra")
+    again = bench.run(trace, policies=["snapkv", policy], jobs=2)
+    assert [r.per_layer for r in again.reports] == [r.per_layer for r in results.reports]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff", "not a plan"),
+        (b"{", "not a plan"),
+        (b"[]", "an empty list"),
+        (b"3", "must be a mapping"),
+        (b"[" * 100_000, "not a plan"),
+        (b'{"num_layers": 4}', "requested: is missing"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"p.json: .*{message}"):
+        bench.run("funnel", policies=[f"plan:{path}"])
+
+
 # --- how it is run
 
 
 def test_it_measures_the_same_every_time(quick: Results) -> None:
-    assert measured(bench.run(workloads.funnel(4, 300), ["10%", 60], QUICK)) == measured(quick)
+    assert measured(bench.run(traces.funnel(4, 300), ["10%", 60], QUICK)) == measured(quick)
 
 
 def test_no_more_processes_are_asked_for_than_there_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,20 +244,20 @@ def test_no_more_processes_are_asked_for_than_there_are_runs(monkeypatch: pytest
     original = joblib.Parallel
     monkeypatch.setattr(joblib, "Parallel", parallel)
     for jobs in (100_000, 2, -1):
-        bench.run(workloads.funnel(2, 50), [10], ["tova", "h2o", "snapkv"], jobs=jobs)
+        bench.run(traces.funnel(2, 50), [10], ["tova", "h2o", "snapkv"], jobs=jobs)
     assert asked == [3, 2, -1]
 
 
 def test_progress_counts_the_runs(quick: Results) -> None:
     seen: list[tuple[int, int]] = []
-    bench.run(workloads.funnel(2, 50), [10], ["full", "tova"], progress=lambda done, total: seen.append((done, total)))
+    bench.run(traces.funnel(2, 50), [10], ["full", "tova"], progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
 
 
 def test_jobs_measure_the_same(quick: Results, tmp_path: Path) -> None:
     pytest.importorskip("joblib", reason="needs the bench extra")
-    assert measured(bench.run(workloads.funnel(4, 300), ["10%", 60], QUICK, jobs=2)) == measured(quick)
-    workloads.save(tmp_path / "mine.npz", workloads.funnel(2, 60))
+    assert measured(bench.run(traces.funnel(4, 300), ["10%", 60], QUICK, jobs=2)) == measured(quick)
+    traces.save(tmp_path / "mine.npz", traces.funnel(2, 60))
     one, two = (bench.run(tmp_path / "mine.npz", ["20%"], ["snapkv", "tova"], jobs=jobs) for jobs in (1, 2))
     assert measured(one) == measured(two)
 
@@ -208,101 +268,17 @@ def test_jobs_go_to_a_dask_cluster_that_the_caller_set_up(quick: Results) -> Non
     distributed = pytest.importorskip("distributed", reason="needs dask.distributed")
     cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
     with cluster, distributed.Client(cluster) as client, joblib.parallel_config(backend="dask"):
-        results = bench.run(workloads.funnel(4, 300), ["10%", 60], QUICK, jobs=-1)
-        ran = client.run(lambda: "pb_kvcache.bench" in sys.modules)
+        results = bench.run(traces.funnel(4, 300), ["10%", 60], QUICK, jobs=-1)
+        ran = client.run(lambda: "pb_kvcache.lab.bench" in sys.modules)
     assert any(ran.values()), "the workers did the work"
     assert measured(results) == measured(quick)
 
 
 def test_without_joblib_one_job_runs_and_more_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "joblib", None)
-    assert len(bench.run(workloads.funnel(2, 50), [10], ["full", "tova"]).reports) == 2
+    assert len(bench.run(traces.funnel(2, 50), [10], ["full", "tova"]).reports) == 2
     with pytest.raises(ImportError, match=r"joblib: pip install 'pb-kvcache\[bench\]'"):
-        bench.run(workloads.funnel(2, 50), [10], ["full", "tova"], jobs=2)
-
-
-# --- what it says
-
-
-def test_findings_are_what_was_measured(quick: Results) -> None:
-    reports = {(r.policy, r.budget): r for r in quick.reports}
-    text = " ".join(report.findings(quick))
-    for budget in (30, 60):
-        best = max((r for r in quick.reports if r.budget == budget), key=lambda r: r.retained_mass)
-        assert re.search(rf"{report.label(best.policy)} retains most at .*\b{budget}\b", text)
-        assert f"{best.retained_mass:.4f}" in text
-        gain = 100 * (reports["pyramidkv:4", budget].retained_mass - reports["snapkv", budget].retained_mass)
-        assert f"{'+' if gain > 0 else MINUS}{abs(gain):.2f}" in text
-    assert "PyramidKV 1/4 (inverted) against uniform SnapKV" in text
-    assert "PyramidKV 1 against" not in text
-    assert report.findings(bench.run("funnel", [100], ["full"])) == []
-
-
-class Page(html.parser.HTMLParser):
-    """What a page refers to, and whether its tags are closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.references: list[str] = []
-        self.open: list[str] = []
-        self.words: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
-        if tag not in ("meta", "img", "link", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-
-def test_the_page_stands_on_its_own(default: Results, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs the bench extra")
-    path = report.write(default, tmp_path / "new" / "folder", "pb-kvcache bench")
-    assert [p.name for p in path.parent.iterdir()] == ["index.html"]
-    page = Page(path.read_text(encoding="utf-8"))
-    assert page.open == []
-    words = " ".join(page.words)
-    for sentence in report.findings(default):
-        assert sentence in words
-    for r in default.reports:
-        assert report.label(r.policy) in words
-        assert f"{r.retained_mass:.4f}" in words
-    assert "Apache-2.0" in words
-    assert "public domain" in words
-    assert len(page.references) == 5
-    for reference in page.references:
-        assert reference.startswith("data:image/svg+xml;base64,")
-        picture = ET.fromstring(base64.b64decode(reference.partition(",")[2]))
-        links = [value for part in picture.iter() for name, value in part.attrib.items() if name.endswith("href")]
-        assert all(link.startswith("#") for link in links)
-    assert path.stat().st_size < 2_000_000
-
-
-@pytest.mark.parametrize(
-    "policies", [["full"], ["tova"], ["snapkv"], ["pyramidkv:3", "pyramidkv:1/3"], ["full", "h2o"]]
-)
-@pytest.mark.parametrize("layers", [1, 3])
-def test_every_choice_of_policies_makes_a_page(policies: list[str], layers: int) -> None:
-    pytest.importorskip("matplotlib", reason="needs the bench extra")
-    results = bench.run(workloads.funnel(layers, 60), [12, 20, 30], policies)
-    assert Page(report.page(results, "x")).open == []
-
-
-def test_a_traces_words_do_not_become_markup() -> None:
-    pytest.importorskip("matplotlib", reason="needs the bench extra")
-    evil = "<script>alert(1)</script>&"
-    trace = workloads.pack(
-        evil, np.full((2, 40, 40), 0.01), {"about": evil, "model": {"source": evil, "licence": evil}}
-    )
-    text = report.page(bench.run(trace, [9], ["snapkv"]), evil)
-    assert "<script" not in text
-    assert "".join(Page(text).words).count(evil) >= 5
+        bench.run(traces.funnel(2, 50), [10], ["full", "tova"], jobs=2)
 
 
 # --- the command
@@ -389,7 +365,7 @@ def rows(results: Results) -> list[str]:
     for policy in results.policies:
         reports = [r for budget in results.budgets for r in results.at(budget) if r.policy == policy]
         cells = [f"{r.retained_mass:.4f} / {r.worst_layer.retained_mass:.3f} / {r.recall:.4f}" for r in reports]
-        lines.append(f"| {report.label(policy)} | {' | '.join(cells)} |")
+        lines.append(f"| {label(policy)} | {' | '.join(cells)} |")
     return lines
 
 
@@ -399,5 +375,5 @@ def test_the_documented_figures_are_what_the_commands_measure(default: Results) 
     some = ["tova", "snapkv", "pyramidkv:2", "pyramidkv:4", "pyramidkv:1/4"]
     wanted = [*rows(default), *rows(bench.run(policies=some, pool_kernel=1)), *rows(bench.run("funnel", policies=some))]
     assert shown == wanted
-    for sentence in report.findings(default):
+    for sentence in findings(default):
         assert sentence in " ".join(text.split())

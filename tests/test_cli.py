@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pb_kvcache import cli, workloads
+from pb_kvcache import cli
 from pb_kvcache.cli import _output
+from pb_kvcache.lab import traces
 
 PROGRAM = (sys.executable, "-c", "import sys; from pb_kvcache.cli import main; sys.exit(main())")
 TABLE = ("budget", "--layers", "4")
@@ -158,7 +159,7 @@ def test_empty_weights_are_no_folder(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_trace_may_be_called_anything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "t.npz"
-    workloads.save(path, workloads.pack("[/bold] [red]", np.full((1, 20, 20), 1 / 20)))
+    traces.save(path, traces.pack("[/bold] [red]", np.full((1, 20, 20), 1 / 20)))
     assert cli.main(["bench", "--trace", str(path), "--policies", "tova", "--budgets", "8"]) == 0
     assert "[/bold] [red]: 1 layer" in capsys.readouterr().out
 

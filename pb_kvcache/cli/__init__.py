@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .. import __version__
-from . import bench, budget, fit, plan, record, vectors
+from . import bench, budget, plan, record, vectors
 from ._output import complete
 
 #: Modules with ``register(subparsers)``, which adds a subcommand and sets ``run``: a function from the parsed
 #: arguments to an exit status. In the order of the help text.
-_COMMANDS = (budget, bench, fit, plan, record, vectors)
+_COMMANDS = (budget, bench, plan, record, vectors)
 
 
 class _Parser(argparse.ArgumentParser):

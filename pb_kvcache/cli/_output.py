@@ -1,4 +1,4 @@
-"""How the subcommands write: tables that no width cuts, and a standard output that may be closed, full or ASCII."""
+"""How the subcommands write: tables that no terminal cuts, and an output that may be closed, full or ASCII."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-#: A narrower terminal, or one that says it is, gets lines of this width.
+#: A terminal that is narrower, or says so, gets lines of this width.
 _NARROWEST = 80
-#: What goes into a file or a pipe.
+#: Lines in a file or a pipe.
 _PIPED = 120
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        # Rich would end the program with status 1; here whoever stops reading has read enough.
+        # Rich would end the program with status 1. Here, whoever stops reading has read enough.
         raise BrokenPipeError
 
 
@@ -29,7 +29,7 @@ def console() -> Console:
 
 
 def print_table(table: Table) -> None:
-    """Print a table; where the console is too narrow its lines run over, for a number that is cut is another number."""
+    """Print a table. Where the console is too narrow, its lines run over: a number that is cut is another number."""
     for column in table.columns:
         column.overflow = "fold"  # what a column has no room for goes to the next line
     target = console()
@@ -39,7 +39,7 @@ def print_table(table: Table) -> None:
 
 @contextlib.contextmanager
 def complete() -> Iterator[None]:
-    """Write standard output to its end within the block, so that every failure to do so is raised there."""
+    """Flush standard output at the end of the block, so that a failure to write is raised there."""
     if hasattr(sys.stdout, "reconfigure"):  # None where standard output is closed
         sys.stdout.reconfigure(errors="replace")  # bars and micro signs are not worth an error
     try:

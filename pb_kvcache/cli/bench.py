@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .. import bench, report, workloads
+from .._policies import label, policy_names
+from ..lab import bench, page, traces
+from ..lab.findings import findings, layers, size
 from ._output import console, print_table
 
 
@@ -24,13 +26,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=(
             "Replay a trace of a model's attention through every policy, all holding the same number of positions over "
             "all layers, and print what they retain and what that costs. Without arguments: the recorded attention of "
-            "SmolLM2-135M-Instruct, 30 layers, at four budgets; a few seconds."
+            "SmolLM2-135M-Instruct, 30 layers, at four budgets. That takes a few seconds."
         ),
     )
     parser.add_argument(
         "--trace",
         default="smollm2-135m",
-        help=f"one of {', '.join(workloads.names())}, or a file that 'pb-kvcache record' wrote (default smollm2-135m)",
+        help=f"one of {', '.join(traces.names())}, or a file that 'pb-kvcache record' wrote (default smollm2-135m)",
     )
     parser.add_argument(
         "--budgets",
@@ -40,7 +42,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--policies",
         default=",".join(bench.POLICIES),
-        help=f"comma-separated, of {', '.join(bench.policy_names())} (default {','.join(bench.POLICIES)})",
+        help=f"comma-separated, of {', '.join(policy_names())} (default {','.join(bench.POLICIES)})",
     )
     parser.add_argument(
         "--obs-window",
@@ -70,7 +72,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Replay, and print what was measured."""
     if args.report is not None:
-        report.require_matplotlib()
+        page.require_matplotlib()
         args.report.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is found out before the work
     budgets = None if args.budgets is None else listed(args.budgets)
     policies = listed(args.policies)
@@ -99,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(results)
     if args.report is not None:
-        path = report.write(results, args.report, _command(args))
+        path = page.write(results, args.report, _command(args))
         print(f"report: {path}", file=sys.stderr if args.json else sys.stdout)
     return 0
 
@@ -129,7 +131,7 @@ def show(results: bench.Results) -> None:
     """Print a table a budget, and the findings."""
     target = console()
     target.print(
-        f"{results.trace}: {report.layers(results)}, {results.length} positions; SnapKV and pyramids: "
+        f"{results.trace}: {layers(results)}, {results.length} positions; SnapKV and pyramids: "
         f"obs_window {results.obs_window}, pool_kernel {results.pool_kernel}",
         highlight=False,
         markup=False,  # a trace may be called anything
@@ -138,7 +140,7 @@ def show(results: bench.Results) -> None:
         target.print()
         print_table(table(results, budget))
     target.print()
-    for sentence in report.findings(results):
+    for sentence in findings(results):
         target.print(sentence, highlight=False, markup=False)
 
 
@@ -159,14 +161,14 @@ def table(results: bench.Results, budget: int) -> Table:
     for r in reports:
         saved, worst = results.saved(r), r.worst_layer
         rows.add_row(
-            report.label(r.policy),
+            label(r.policy),
             f"{r.retained_mass:.4f}",
             f"{worst.retained_mass:.3f} @{worst.layer:<2}",
             f"{r.recall:.4f}",
             str(r.peak_resident),
             f"{r.mean_resident:.0f}",
-            "-" if saved is None else report.size(saved),
-            report.size(r.policy_bytes),
+            "-" if saved is None else size(saved),
+            size(r.policy_bytes),
             f"{1e6 * r.policy_seconds / r.steps:.0f} µs",
             style="bold" if r.budget is not None and r.retained_mass == best else None,
         )

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from .. import recorder, workloads
+from ..lab import record, traces
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,7 +30,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--name", help="what reports call it (default: the model's name)")
     parser.add_argument(
         "--kv-dtype",
-        choices=list(workloads.KV_DTYPES),
+        choices=list(traces.KV_DTYPES),
         default="float16",
         help="how the model's K and V are stored (default float16)",
     )
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(file=sys.stderr)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("recording", total=args.tokens)
-        trace = recorder.record(
+        trace = record.record(
             args.model,
             text,
             args.tokens,
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             metadata=metadata,
             progress=lambda done: bar.update(task, completed=done),
         )
-    workloads.save(args.output, trace)
+    traces.save(args.output, trace)
     size = args.output.stat().st_size
     print(f"{args.output}: {trace.num_layers} layers, {trace.length} tokens, {size:,} bytes")
     return 0

@@ -20,7 +20,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the vectors; 1 where a case fails."""
+    """Run the vectors, and return 1 where a case fails."""
     passed = failed = 0
     for case in cases(args.dir):
         try:

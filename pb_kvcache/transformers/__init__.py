@@ -5,10 +5,10 @@
 >>> cache = PyramidKVCache(model.config, budget=512)                 # doctest: +SKIP
 >>> model.generate(**inputs, past_key_values=cache)                  # doctest: +SKIP
 
-The prompt is read with full attention. After each layer's attention the positions that the last queries looked at
-are kept, as many as the layer's budget says, and the rest is freed. Positions stay absolute, so rotary phases stay
-right. Needs the extra ``transformers`` (``pip install 'pb-kvcache[transformers]'``): torch, and transformers from 4.57
-to before 6.
+The prompt is read with full attention. After its attention, each layer keeps the positions that the last queries looked
+at most, as many as its budget says, and frees the rest. Positions stay absolute, so rotary phases stay right. Needs
+torch, and transformers from 4.57 to before 6: the extra ``transformers``
+(``pip install 'pb-kvcache[transformers]'``).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ except ImportError as _error:
     ) from _error
 
 from ._cache import PyramidKVCache
-from ._report import LayerReport, Report
+from ._report import CacheLayerReport, CacheReport
 from ._use import use
 
-__all__ = ["LayerReport", "PyramidKVCache", "Report", "use"]
+__all__ = ["CacheLayerReport", "CacheReport", "PyramidKVCache", "use"]
 
 del _torch, _transformers

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 
 from ._budgets import Budgets
 from ._layer import PyramidKVLayer
-from ._report import LayerReport, Report
+from ._report import CacheLayerReport, CacheReport
 from ._use import NAMES, plain_implementation
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
             layer.nbytes_full if isinstance(layer, PyramidKVLayer) else _used_nbytes(layer) for layer in self.layers
         )
 
-    def report(self) -> Report:
+    def report(self) -> CacheReport:
         """Return what every layer keeps, evicted and holds; ``print(cache.report())`` shows a table."""
         known = any(layer.decided is not None for layer in self._compressed()) or self._budgets.source in (
             "budget",
@@ -303,7 +303,7 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
                 seen = int(layer.tokens.max(initial=0))
                 kept = int((layer.columns()[:, :1] >= 0).sum(axis=-1).max(initial=0))
                 rows.append(
-                    LayerReport(
+                    CacheLayerReport(
                         layer=index,
                         kind=self._kind(layer),
                         budget=int(budgets[index]) if known else None,
@@ -318,7 +318,7 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
             seen = int(layer.get_seq_length()) if isinstance(layer, CacheLayerMixin) else 0
             held = int(self.lengths[index])
             rows.append(
-                LayerReport(
+                CacheLayerReport(
                     layer=index,
                     kind=f"not compressed: {type(layer).__name__}",
                     budget=None,
@@ -331,7 +331,7 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
             )
         name = self._config.get_text_config(decoder=True)._attn_implementation
         plain = next((plain for plain, own in NAMES.items() if own == name), name)
-        return Report(self._budgets.describe(), str(plain), tuple(rows))
+        return CacheReport(self._budgets.describe(), str(plain), tuple(rows))
 
     def _kind(self, layer: PyramidKVLayer) -> str:
         if not layer.seen:

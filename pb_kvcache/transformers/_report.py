@@ -11,13 +11,13 @@ from rich.table import Table
 
 
 @dataclass(frozen=True)
-class LayerReport:
-    """One layer. Positions are counted for the longest sequence of the batch."""
+class CacheLayerReport:
+    """What one layer of a cache holds. Positions are counted for the longest sequence of the batch."""
 
     layer: int
     #: What the layer is, and what was done to it.
     kind: str
-    #: What the plan gives it; None where no plan applies.
+    #: Positions that the plan gives it. None: no plan applies.
     budget: int | None
     #: Tokens seen.
     seen: int
@@ -31,12 +31,12 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
-class Report:
-    """All layers of a cache. ``str()`` is a table."""
+class CacheReport:
+    """What all layers of a cache hold. ``str()`` is a table."""
 
     settings: str
     attention: str
-    layers: tuple[LayerReport, ...]
+    layers: tuple[CacheLayerReport, ...]
 
     @property
     def nbytes(self) -> int:

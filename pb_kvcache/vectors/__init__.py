@@ -1,6 +1,6 @@
 """Run the shared vectors with the installed module: the files that prove every port of the rules.
 
-A file states its kind; a runner takes one case of its kind and raises where the library answers something else. The
+A file states its kind. The kind's runner takes one case and raises where the library answers something else. The
 schema is in the README beside the files.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from . import budget, plan, policy, select, stack
 
-#: What runs the cases of a kind: it raises AssertionError where a case fails.
+#: By kind: what runs a case, and raises AssertionError where it fails.
 RUNNERS: dict[str, Callable[[dict[str, Any]], None]] = {
     "pyramid_budget": budget.run,
     "plan": plan.run,
@@ -37,7 +37,7 @@ class Case:
     case: dict[str, Any]
 
     def run(self) -> None:
-        """Run the case; AssertionError where it fails."""
+        """Run the case. AssertionError: it fails."""
         RUNNERS[self.kind](self.case)
 
 
@@ -50,12 +50,12 @@ def _installed() -> Path:
 
 
 def cases(directory: Path | None = None) -> Iterator[Case]:
-    """Yield every case of every ``*.json`` in a directory; without one, of the files installed with the package.
+    """Yield every case of every ``*.json`` in a directory. None: of the files installed with the package.
 
     Raises
     ------
     ValueError
-        For a file that is no vector file, or of a kind that is not known.
+        A file is not a vector file, or of an unknown kind.
     """
     files = sorted((_installed() if directory is None else directory).glob("*.json"))
     if not files:

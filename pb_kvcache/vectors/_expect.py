@@ -7,7 +7,7 @@ from typing import Any
 
 from .._errors import CacheFullError
 
-#: The exception that a status becomes; ValueError for every other.
+#: The exception that a status becomes. Every other status becomes ValueError.
 _ERRORS: dict[str, type[Exception]] = {"full": CacheFullError, "not_kept": KeyError, "unsupported": TypeError}
 
 
@@ -18,7 +18,7 @@ def equal(what: str, got: Any, want: Any) -> None:
 
 
 def answers(status: str | None, call: Callable[[], Any]) -> Any:
-    """Return what `call` returns; where `status` is an error's name, expect its exception and return None."""
+    """Return what `call` returns. Where `status` names an error, expect its exception and return None."""
     if status in (None, "ok"):
         return call()
     assert status is not None

@@ -6,32 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from .._baselines import H2O, TOVA, Scissorhands, SlidingWindow, StreamingLLM
 from .._native import ffi, lib
-from .._policy import Policy
-from .._pyramidkv import PyramidKV
-from .._snapkv import SnapKV
+from .._policies import CLASSES
 from ._expect import answers, equal
-
-POLICIES: dict[str, type[Policy]] = {
-    "snapkv": SnapKV,
-    "pyramidkv": PyramidKV,
-    "sliding_window": SlidingWindow,
-    "streaming_llm": StreamingLLM,
-    "h2o": H2O,
-    "tova": TOVA,
-    "scissorhands": Scissorhands,
-}
 
 
 def _floats(values: Any) -> Any:
-    """Return weights as float32: JSON has no NaN or infinity, so those are written as strings."""
+    """Return weights as float32. JSON has no NaN or infinity, so those come as strings."""
     return None if values is None else np.array(values, dtype=object).astype(np.float32)
 
 
 def run(case: dict[str, Any]) -> None:
     """Run one case of kind ``policy``."""
-    cache = POLICIES[case["policy"]](**case["params"])
+    cache = CLASSES[case["policy"]](**case["params"])
     equal("effective budget", cache.effective_budget, case["effective_budget"])
     equal("capacity", cache.capacity, case["capacity"])
     for number, call in enumerate(case["calls"]):
@@ -62,7 +49,7 @@ def run_refusal(case: dict[str, Any]) -> None:
     want = getattr(lib, f"PB_KVCACHE_ERROR_{status.upper()}")
     equal("status", getattr(lib, f"pb_kvcache_{name}_check")(struct), want)
     try:
-        POLICIES[name](**params)
+        CLASSES[name](**params)
     except ValueError as error:
         if not str(error).startswith("budget" if status == "too_large" else status):
             raise AssertionError(f"message {error}") from None

@@ -6,11 +6,8 @@ import random
 from typing import Any
 
 from .. import reference
-from ..reference_baselines import NAMES, POLICIES
+from ..reference_baselines import NAMES, POLICIES, SECOND
 from .policies import LARGEST, Script
-
-#: The parameter that a policy has beside its budget.
-SECOND = {"streaming_llm": "sinks", "h2o": "recent_window", "scissorhands": "recent_window"}
 
 
 def new(name: str, policy: str, **params: int) -> Script:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import pb_kvcache
-from pb_kvcache import cli, recorder, workloads
+from pb_kvcache import cli
+from pb_kvcache.lab import record, traces
 
 DATA = Path(pb_kvcache.__file__).parent / "data"
 
@@ -20,7 +21,7 @@ DATA = Path(pb_kvcache.__file__).parent / "data"
 
 
 def test_the_shipped_recording_is_a_whole_model_with_its_papers() -> None:
-    trace = workloads.recorded()
+    trace = traces.recorded()
     assert (trace.num_layers, trace.name) == (30, "smollm2-135m")
     assert trace.length >= 512
     assert (DATA / "smollm2-135m.npz").stat().st_size <= 8_000_000
@@ -34,7 +35,7 @@ def test_the_shipped_recording_is_a_whole_model_with_its_papers() -> None:
 
 
 def test_the_shipped_rows_are_attention_less_what_tokens_gave_to_themselves() -> None:
-    trace = workloads.recorded()
+    trace = traces.recorded()
     for step in (1, 64, trace.length - 1):
         sums = trace.rows(step).sum(axis=1, dtype=np.float64)
         assert np.all(sums > 0.4)
@@ -54,7 +55,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(
         ImportError, match=r"needs torch, which is not installed: pip install 'pb-kvcache\[transformers\]'"
     ):
-        recorder.load_model(tmp_path)
+        record.load_model(tmp_path)
     text = tmp_path / "t.txt"
     text.write_text("hello")
     arguments = ["record", "--model", str(tmp_path), "--text", str(text), "-o", str(tmp_path / "t.npz")]
@@ -121,10 +122,10 @@ def test_pieces_give_what_the_whole_text_at_once_gives(kind: str, monkeypatch: p
 
     with torch.inference_mode():
         whole = model(torch.tensor([IDS]), output_attentions=True).attentions
-    wanted = workloads.pack("whole", np.stack([layer[0].numpy() for layer in whole]))
+    wanted = traces.pack("whole", np.stack([layer[0].numpy() for layer in whole]))
     seen: list[int] = []
-    monkeypatch.setattr(recorder, "_PIECE_BYTES", 7 * 4 * 3 * 4 * 40)  # seven tokens at a time
-    trace = recorder.record_ids(model, IDS, metadata={"note": "mine"}, progress=seen.append)
+    monkeypatch.setattr(record, "_PIECE_BYTES", 7 * 4 * 3 * 4 * 40)  # seven tokens at a time
+    trace = record.record_ids(model, IDS, metadata={"note": "mine"}, progress=seen.append)
     assert seen == [7, 14, 21, 28, 35, 40]
     assert (trace.num_layers, trace.length) == (3, 40)
     for step in range(1, 40):
@@ -141,23 +142,23 @@ def test_a_model_without_eager_attention_is_refused() -> None:
     model = small_model("llama")
     model.config._attn_implementation = "sdpa"
     with pytest.raises(ValueError, match="runs sdpa attention, which gives no weights"):
-        recorder.record_ids(model, IDS)
+        record.record_ids(model, IDS)
 
 
 @pytest.mark.parametrize(("count", "message"), [(1, "tokens = 1: must be at least 2"), (65, "at most the model's 64")])
 def test_too_few_or_too_many_tokens_are_refused(count: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        recorder.record_ids(small_model("llama"), (IDS * 2)[:count])
+        record.record_ids(small_model("llama"), (IDS * 2)[:count])
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs the transformers extra")
     with pytest.raises(ValueError, match="transformers cannot load"):
-        recorder.load_model(tmp_path)
+        record.load_model(tmp_path)
     junk = tmp_path / "model.bin"
     junk.write_bytes(b"junk")
     with pytest.raises(ValueError, match=r"neither a folder nor a \.gguf file"):
-        recorder.load_model(junk)
+        record.load_model(junk)
 
 
 def test_a_folder_is_recorded_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +179,7 @@ def test_a_folder_is_recorded_through_the_command(tmp_path: Path, capsys: pytest
     assert "tokens = 41: the text has only 40" in capsys.readouterr().err
     assert not output.exists()
     assert cli.main([*arguments, "--tokens", "30"]) == 0
-    trace, wanted = workloads.load(output), recorder.record_ids(model, IDS[:30])
+    trace, wanted = traces.load(output), record.record_ids(model, IDS[:30])
     assert (trace.name, trace.metadata["token_ids"]) == ("mine", IDS[:30])
     assert trace.metadata["model"] == {"name": "tiny", "type": "llama", "licence": "MIT"}
     assert trace.metadata["text"].items() >= {"source": "text.txt", "licence": "none"}.items()
@@ -205,7 +206,7 @@ def test_recording_the_shipped_prefix_again_gives_the_shipped_rows(
     arguments = ["--model", str(model), "--text", str(DATA / "jargon.txt"), "--tokens", "48", "-o", str(output)]
     assert cli.main(["record", *arguments]) == 0
     assert "30 layers, 48 tokens" in capsys.readouterr().out
-    again, shipped = workloads.load(output), workloads.recorded()
+    again, shipped = traces.load(output), traces.recorded()
     assert again.metadata["token_ids"] == shipped.metadata["token_ids"][:48]
     assert again.metadata["model"]["sha256"] == shipped.metadata["model"]["sha256"]
     assert again.metadata["model"]["licence"] == "apache-2.0"

@@ -22,11 +22,12 @@ from pb_kvcache import (
     SlidingWindow,
     SnapKV,
     StreamingLLM,
+    _policies,
     pyramid_budgets,
-    workloads,
 )
-from pb_kvcache.harness import ReplayError, replay
-from pb_kvcache.workloads import PackedTrace
+from pb_kvcache.lab import traces
+from pb_kvcache.lab.replay import ReplayError, replay
+from pb_kvcache.lab.traces import PackedTrace
 
 REGISTRY = {
     "tova": (TOVA, ".778128 .882339 .824012 .909793 .885888 .937247"),
@@ -41,7 +42,7 @@ REGISTRY = {
 
 @pytest.fixture(scope="module")
 def decode() -> PackedTrace:
-    return workloads.decode_4096()
+    return traces.decode_4096()
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -59,7 +60,7 @@ def test_the_registrys_table_to_six_decimals(decode: PackedTrace, name: str, col
 def random_trace(num_layers: int, length: int, seed: int) -> PackedTrace:
     attention = np.tril(np.random.default_rng(seed).random((num_layers, length, length)) ** 6)
     attention /= attention.sum(axis=2, keepdims=True)
-    return workloads.pack("random", attention)
+    return traces.pack("random", attention)
 
 
 def slow_replay(trace: PackedTrace, policies: list[Any], budgets: list[int]) -> dict[str, Any]:
@@ -93,13 +94,14 @@ def slow_replay(trace: PackedTrace, policies: list[Any], budgets: list[int]) -> 
     }
 
 
+def _maker(row: _policies.Row) -> Callable[[int, int, int], Policy]:
+    return lambda budget, layer, layers: row.make(_policies.Setting(layers, 99, budget, 4, 3), None)(layer)
+
+
+#: By name: from the budget, the layer and the number of layers to a new cache.
 MAKERS: dict[str, Callable[[int, int, int], Policy]] = {
-    "snapkv": lambda budget, layer, layers: SnapKV(budget, budget // 4, 4, 3),
+    **{row.name: _maker(row) for row in _policies.ROWS.values() if row.bounded and not row.argument},
     "pyramidkv": lambda budget, layer, layers: PyramidKV(budget, layer, layers, 3, budget // 8, 4, 3),
-    "h2o": lambda budget, layer, layers: H2O(budget, budget // 4),
-    "tova": lambda budget, layer, layers: TOVA(budget),
-    "streaming_llm": lambda budget, layer, layers: StreamingLLM(budget, 2),
-    "scissorhands": lambda budget, layer, layers: Scissorhands(budget, budget // 4),
 }
 
 
@@ -120,7 +122,7 @@ def test_the_replay_is_the_one_written_out(name: str, layers: int, length: int, 
 
 
 def test_a_report_adds_up() -> None:
-    trace = workloads.funnel(6, 300)
+    trace = traces.funnel(6, 300)
     report = replay(trace, lambda layer: PyramidKV(40, layer, 6, 4, 8), 40, name="pyramid")
     layers = report.per_layer
     assert (report.policy, report.trace, report.budget, report.steps) == ("pyramid", "funnel", 40, 299)
@@ -162,6 +164,13 @@ def test_steps_count_where_they_are_asked_to(name: str, steps: int, data: st.Dat
     assert np.array_equal(head.resident_after, whole.resident_after[:split])
 
 
+def test_steps_after_the_counted_ones_are_not_asked_for() -> None:
+    asked: list[int] = []
+    trace = Rows(lambda step: asked.append(step) or np.full((2, step), 0.1, np.float32))  # type: ignore[func-returns-value]
+    replay(trace, lambda layer: TOVA(4), 4, steps=range(3, 6))
+    assert set(asked) == set(range(1, 6))
+
+
 @pytest.mark.parametrize("steps", [range(0), range(0, 5), range(1, 51), range(5, 5), range(9, 3), range(1, 9, 2)])
 def test_steps_that_the_trace_does_not_have_are_refused(steps: range) -> None:
     with pytest.raises(ValueError, match=r"steps = range\(.*within range\(1, 50\)"):
@@ -171,7 +180,7 @@ def test_steps_that_the_trace_does_not_have_are_refused(steps: range) -> None:
 
 
 def test_a_replay_measures_the_same_every_time() -> None:
-    trace = workloads.funnel(3, 200)
+    trace = traces.funnel(3, 200)
     one, two = (replay(trace, lambda layer: SnapKV(30, 7), 30).to_dict() for _ in range(2))
     for timed in ("seconds", "policy_seconds", "steps_per_second"):
         del one[timed], two[timed]
@@ -191,7 +200,7 @@ def test_a_full_cache_retains_everything() -> None:
 # --- what a pyramid is for
 
 
-def mass(trace: workloads.Trace, ratio: int, inverted: bool = False, budget: int = 204) -> float:
+def mass(trace: traces.Trace, ratio: int, inverted: bool = False, budget: int = 204) -> float:
     layers = trace.num_layers
 
     def make(layer: int) -> Policy:
@@ -202,7 +211,7 @@ def mass(trace: workloads.Trace, ratio: int, inverted: bool = False, budget: int
 
 def test_a_pyramid_helps_where_layers_narrow_and_harms_where_they_do_not() -> None:
     """20 % of 1,024 positions, 16 layers. What fits the trace wins, by more than rounding."""
-    funnel, flat, inverted = (workloads.funnel(widths=widths) for widths in ((12, 3), (7, 7), (3, 12)))
+    funnel, flat, inverted = (traces.funnel(widths=widths) for widths in ((12, 3), (7, 7), (3, 12)))
     assert mass(funnel, 1) + 0.01 < mass(funnel, 4)
     assert mass(funnel, 4, inverted=True) + 0.05 < mass(funnel, 1)
     assert mass(flat, 4) + 0.05 < mass(flat, 1)
@@ -212,13 +221,13 @@ def test_a_pyramid_helps_where_layers_narrow_and_harms_where_they_do_not() -> No
 
 
 def test_a_ratio_of_one_is_snapkv() -> None:
-    trace = workloads.funnel(4, 300)
+    trace = traces.funnel(4, 300)
     uniform = replay(trace, lambda layer: SnapKV(40, 8), 40)
     assert replay(trace, lambda layer: PyramidKV(40, layer, 4, 1, 8), 40).per_layer == tuple(uniform.per_layer)
 
 
 def test_a_replay_holds_no_square_matrix() -> None:
-    trace = workloads.funnel(16, 1024)
+    trace = traces.funnel(16, 1024)
     tracemalloc.start()
     try:
         replay(trace, lambda layer: SnapKV(102, 25), 102)
@@ -248,7 +257,7 @@ class HandStack:
 
 
 def test_a_stack_measures_as_its_layers_do() -> None:
-    trace = workloads.funnel(5, 250)
+    trace = traces.funnel(5, 250)
     alone = replay(trace, lambda layer: PyramidKV(50, layer, 5, 4, 9), 50)
     stack = replay(trace, HandStack([PyramidKV(50, layer, 5, 4, 9) for layer in range(5)]), 50)
     for one, other in zip(alone.per_layer, stack.per_layer, strict=True):
@@ -264,21 +273,21 @@ def test_a_stack_measures_as_its_layers_do() -> None:
 
 def test_a_stack_of_another_depth_is_refused() -> None:
     with pytest.raises(ReplayError, match="HandStack: has 2 layers, must have the 3 of the trace funnel"):
-        replay(workloads.funnel(3, 50), HandStack([SnapKV(20, 5), SnapKV(20, 5)]), 20)
+        replay(traces.funnel(3, 50), HandStack([SnapKV(20, 5), SnapKV(20, 5)]), 20)
 
 
 def test_a_stack_that_returns_too_few_arrays_is_refused() -> None:
     stack = HandStack([SnapKV(20, 5), SnapKV(20, 5)])
     stack.evict = lambda: []  # type: ignore[method-assign]
     with pytest.raises(ReplayError, match=r"step 20: HandStack raised .*returned 0 arrays for 2 layers"):
-        replay(workloads.funnel(2, 50), stack, 20)
+        replay(traces.funnel(2, 50), stack, 20)
 
 
 # --- fairness and cheats
 
 
 def test_more_than_the_total_is_refused_before_a_step_is_taken() -> None:
-    trace = workloads.funnel(4, 60)
+    trace = traces.funnel(4, 60)
     with pytest.raises(ReplayError, match=r"SnapKV: the layers' budgets sum to 84, must be at most .* 20 \* 4 = 80"):
         replay(trace, lambda layer: SnapKV(21, 5), 20)
     # A floor under the deep layers overspends at a steep ratio.
@@ -289,7 +298,7 @@ def test_more_than_the_total_is_refused_before_a_step_is_taken() -> None:
 @pytest.mark.parametrize(("budget", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError), (True, TypeError)])
 def test_a_budget_that_is_none_is_refused(budget: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="budget = "):
-        replay(workloads.funnel(1, 20), lambda layer: SnapKV(), budget)
+        replay(traces.funnel(1, 20), lambda layer: SnapKV(), budget)
 
 
 class Cheat:
@@ -325,7 +334,7 @@ def fail(cheat: Cheat) -> None:
 )
 def test_a_policy_that_cheats_is_named_with_step_and_layer(act: Callable[[Cheat], Any], message: str) -> None:
     with pytest.raises(ReplayError, match=re.escape(f"funnel: step 5, layer 1: Cheat {message}")):
-        replay(workloads.funnel(3, 20), lambda layer: Cheat(layer, act), 2)  # type: ignore[arg-type, return-value]
+        replay(traces.funnel(3, 20), lambda layer: Cheat(layer, act), 2)  # type: ignore[arg-type, return-value]
 
 
 def test_a_policy_may_drop_more_than_it_has_to() -> None:
@@ -333,7 +342,7 @@ def test_a_policy_may_drop_more_than_it_has_to() -> None:
         def evict(self, budget: int) -> list[int]:
             return [self.pos - 2, self.pos - 1, self.pos]
 
-    report = replay(workloads.funnel(1, 12), lambda layer: Forgetful(layer, fail), 2)
+    report = replay(traces.funnel(1, 12), lambda layer: Forgetful(layer, fail), 2)
     assert report.resident_after.tolist() == [2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
     assert report.evictions == 12
     assert 0 < report.retained_mass < 1
@@ -347,10 +356,10 @@ def test_a_policy_that_drops_others_than_it_says_is_found_out() -> None:
             return super().evict(budget) * 0 + 5 if 5 in self else super().evict(budget)
 
     with pytest.raises(ReplayError, match=r"(step \d+, layer 0: Liar)"):
-        replay(workloads.funnel(1, 60), lambda layer: Liar(10, 2), 10)
+        replay(traces.funnel(1, 60), lambda layer: Liar(10, 2), 10)
 
 
-class Rows(workloads.Trace):
+class Rows(traces.Trace):
     def __init__(self, rows: Callable[[int], np.ndarray]) -> None:
         super().__init__("mine", 2, 10)
         self._rows = rows
@@ -373,7 +382,7 @@ def test_a_users_own_trace_is_checked_at_every_step(rows: Callable[[int], np.nda
 
 
 def test_what_is_no_policy_is_a_type_error() -> None:
-    trace = workloads.funnel(2, 20)
+    trace = traces.funnel(2, 20)
     with pytest.raises(TypeError, match=r"make_policy = <SnapKV.*>: has no budgets; must be a function from a layer"):
         replay(trace, SnapKV(5, 1), 5)
     with pytest.raises(TypeError, match="make_policy = None: has no on_decode_step"):
@@ -384,5 +393,5 @@ def test_what_is_no_policy_is_a_type_error() -> None:
 
 def test_progress_is_told_of_every_step() -> None:
     seen: list[int] = []
-    replay(workloads.funnel(1, 20), lambda layer: SnapKV(5, 1), 5, progress=seen.append)
+    replay(traces.funnel(1, 20), lambda layer: SnapKV(5, 1), 5, progress=seen.append)
     assert seen == list(range(1, 20))

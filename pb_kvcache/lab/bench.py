@@ -1,13 +1,13 @@
 """Replay one trace through many policies at equal total memory: what ``pb-kvcache bench`` does.
 
->>> from pb_kvcache import bench
+>>> from pb_kvcache.lab import bench
 >>> results = bench.run("funnel", budgets=["20%"], policies=["snapkv", "pyramidkv:4"])
 >>> uniform, pyramid = results.reports
 >>> uniform.retained_mass < pyramid.retained_mass  # the funnel is made so that a pyramid fits it
 True
 
-Runs are independent of each other and measure the same whatever runs beside them, times excepted. With ``jobs`` they
-go through joblib, and so to whatever backend the caller has set up for joblib, such as Dask or Ray.
+Runs are independent of each other. All but the times they measure is the same, whatever runs beside them. With ``jobs``
+they go through joblib, to the backend that the caller has set up for it, such as Dask or Ray.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import os
 import platform
@@ -27,23 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from . import (
-    H2O,
-    TOVA,
-    FullCache,
-    LayerPlan,
-    PyramidStack,
-    Scissorhands,
-    SlidingWindow,
-    SnapKV,
-    StreamingLLM,
-    __version__,
-    plan,
-    workloads,
-)
-from ._checks import integer, uint32
-from .harness import LayerPolicy, Report, StackPolicy, replay
-from .workloads import Trace
+from .. import LayerPlan, __version__
+from .._checks import integer, uint32
+from .._policies import Made, Setting, find, policy_names, ratio_of, recent_window
+from . import traces
+from .replay import ReplayReport, replay
+from .traces import Trace
 
 __all__ = ["BUDGETS", "POLICIES", "Results", "policy_names", "read_plans", "recent_window", "run"]
 
@@ -64,46 +54,16 @@ POLICIES = (
     "pyramidkv:1/4",
 )
 
-#: What a SnapKV cache is made with beside its budget and recent window: obs_window, pool_kernel.
-_Scoring = tuple[int, int]
-
-_LAYER_POLICIES: dict[str, Callable[[int, int, _Scoring], LayerPolicy]] = {
-    "sliding_window": lambda budget, recent, scoring: SlidingWindow(budget),
-    "streaming_llm": lambda budget, recent, scoring: StreamingLLM(budget, min(4, budget - 1)),
-    "h2o": lambda budget, recent, scoring: H2O(budget, recent),
-    "tova": lambda budget, recent, scoring: TOVA(budget),
-    "scissorhands": lambda budget, recent, scoring: Scissorhands(budget, recent),
-    "snapkv": lambda budget, recent, scoring: SnapKV(budget, recent, *scoring),
-}
-
-
-def recent_window(budget: int) -> int:
-    """Return the newest positions that are never dropped on score, the same for every policy that has a window."""
-    return min(32, budget // 4)
-
-
-def policy_names() -> list[str]:
-    """Return the policies' names; RATIO stands for a whole number or a fraction such as 1/4, FILE for a plan's."""
-    return ["full", *_LAYER_POLICIES, "pyramidkv:RATIO", "plan:FILE"]
-
-
-def ratio_of(policy: str) -> Fraction | None:
-    """Return the ratio of a pyramid's name, None for another name's."""
-    match = re.fullmatch(r"pyramidkv:(\d{1,9})(?:/(\d{1,9}))?", policy)
-    if not match or not int(match[1]) or (match[2] is not None and not int(match[2])):
-        return None
-    return Fraction(int(match[1]), int(match[2] or 1))
-
 
 def read_plans(path: str | os.PathLike[str]) -> list[LayerPlan]:
-    """Read the plans of a file: one, or a list of them, as ``pb-kvcache fit -o`` and ``pb-kvcache plan --json`` write.
+    """Read the plans of a file: one, as ``pb-kvcache plan --json`` writes, or a list of them.
 
     Raises
     ------
     OSError
-        Where the file cannot be read.
+        The file cannot be read.
     ValueError
-        For a file that holds something else; the message names the file and what is wrong.
+        The file holds something else. The message names the file and what is wrong with it.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -120,35 +80,22 @@ def _mean(layers: LayerPlan) -> int:
     return -(-layers.total // layers.num_layers)
 
 
-#: One run: the policy, the positions per layer on average, and the plan where the policy is one.
-_Task = tuple[str, "int | None", "LayerPlan | None"]
+#: One run: the policy, what it is made for, and the plan where the policy is one.
+_Task = tuple[str, Setting, "LayerPlan | None"]
 
 
-def _make(
-    policy: str, budget: int, layers: LayerPlan | None, trace: Trace, scoring: _Scoring
-) -> Callable[[int], LayerPolicy] | StackPolicy:
-    """Return what :func:`pb_kvcache.harness.replay` drives."""
-    recent = recent_window(budget)
-    if policy in _LAYER_POLICIES:
-        return lambda layer: _LAYER_POLICIES[policy](budget, recent, scoring)
-    if layers is None:
-        ratio = ratio_of(policy)
-        assert ratio is not None
-        # The planner, not PyramidKV's floored shares: those lose up to num_layers - 1 positions of the total, and a
-        # ratio below 1 has none.
-        longest = max(trace.length, budget)
-        layers = plan(trace.num_layers, budget, ratio=float(ratio), minimum=recent + 1, maximum=longest)
-    return PyramidStack(trace.num_layers, budget, 1, recent, *scoring, plan=layers)
+def _make(task: _Task) -> Made:
+    """Return what :func:`pb_kvcache.lab.replay.replay` drives."""
+    policy, setting, layers = task
+    return find(policy)[0].make(setting, ratio_of(policy) if layers is None else layers)
 
 
-def _replay(source: Trace | str, task: _Task, scoring: _Scoring) -> Report:
-    """Do one run; at the top level, so that other processes find it."""
-    policy, budget, layers = task
+def _replay(source: Trace | str, task: _Task) -> ReplayReport:
+    """Do one run. At the top level, so that other processes find it."""
+    policy, setting, _ = task
     trace = source if isinstance(source, Trace) else _named(source, _stamp(source))
-    if policy == "full":
-        return replay(trace, lambda layer: FullCache(), None, name=policy)
-    assert budget is not None
-    return replay(trace, _make(policy, budget, layers, trace, scoring), budget, name=policy)
+    budget = setting.budget if find(policy)[0].bounded else None
+    return replay(trace, _make(task), budget, name=policy)
 
 
 def _stamp(source: str) -> tuple[int, int] | None:
@@ -160,8 +107,8 @@ def _stamp(source: str) -> tuple[int, int] | None:
 
 @functools.lru_cache(maxsize=1)
 def _named(source: str, stamp: tuple[int, int] | None) -> Trace:
-    """Return a trace, and keep it for the next run of this process: reading it costs as much as two runs."""
-    return workloads.named(source)
+    """Return a trace, kept for the next run of this process: reading it takes as long as two runs."""
+    return traces.named(source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +118,7 @@ class Results:
     trace: str
     num_layers: int
     length: int
-    #: Bytes of K and V that one layer stores for a position; None where the trace does not say.
+    #: Bytes of K and V that one layer stores for a position. None: the trace does not say.
     bytes_per_position: int | None
     metadata: dict[str, Any]
     budgets: tuple[int, ...]
@@ -179,14 +126,14 @@ class Results:
     #: Of SnapKV and the pyramids.
     obs_window: int
     pool_kernel: int
-    #: Budgets outside, policies inside, in the order given; "full" once, first.
-    reports: tuple[Report, ...]
+    #: The full cache's, then each budget's, the policies of each in the order given.
+    reports: tuple[ReplayReport, ...]
 
-    def at(self, budget: int) -> list[Report]:
+    def at(self, budget: int) -> list[ReplayReport]:
         """Return the reports at one budget, and the full cache's."""
         return [report for report in self.reports if report.budget in (None, budget)]
 
-    def saved(self, report: Report) -> int | None:
+    def saved(self, report: ReplayReport) -> int | None:
         """Return how many bytes of K and V the model does not have to hold at its peak, against keeping everything."""
         if self.bytes_per_position is None:
             return None
@@ -229,12 +176,14 @@ def _processor() -> str:
 
 
 def positions(budget: int | str, length: int) -> int:
-    """Return a budget in positions: a whole number of them, or a part of the length such as ``"20%"``, rounded.
+    """Return a budget in positions, given as a number of them or as a part of the length such as ``"20%"``.
+
+    A part is rounded to the nearest position.
 
     Raises
     ------
     TypeError, ValueError
-        For something else, or for a result outside 1 .. length.
+        Another form, or a result outside 1 .. length.
     """
     if isinstance(budget, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", budget)
@@ -263,47 +212,39 @@ def run(
     Parameters
     ----------
     trace
-        A trace, the name of one (:func:`pb_kvcache.workloads.names`), or the path of a recording.
+        A trace, the name of one (:func:`pb_kvcache.lab.traces.names`), or the path of a recording.
     budgets
         Positions per layer on average: numbers, or parts of the trace's length such as ``"20%"``. None: what the plans
-        among the policies have; `BUDGETS` where there are none.
+        among the policies have, or `BUDGETS` where there are no plans.
     policies
-        Names, as :func:`policy_names` lists them. ``full`` keeps everything; ``pyramidkv:RATIO`` is a
+        Names, as :func:`policy_names` lists them. ``full`` keeps everything. ``pyramidkv:RATIO`` is a
         :class:`pb_kvcache.PyramidStack` on a :func:`pb_kvcache.plan` of that ratio, so that its total is the same to
-        the position; ``plan:FILE`` is one on a plan from a file (:func:`read_plans`), at the plan's own budget. Every
-        policy that has a recent window gets :func:`recent_window` of the budget.
+        the position. ``plan:FILE`` is a stack on a plan from a file (:func:`read_plans`), at the plan's own budget.
+        Every policy that has a recent window gets :func:`recent_window` of the budget.
     obs_window, pool_kernel
-        Of SnapKV and the pyramids; see :class:`pb_kvcache.SnapKV`.
+        Of SnapKV and the pyramids, as in :class:`pb_kvcache.SnapKV`.
     jobs
-        1 runs one after the other, here. Any other number needs joblib (extra ``bench``) and is its `n_jobs`: -1 for
-        all cores. Within a ``joblib.parallel_config`` that names another backend, that backend does the runs.
+        How many runs at a time. 1 needs nothing else. Any other number needs joblib (extra ``bench``) and is its
+        `n_jobs`: -1 for all cores. Within a ``joblib.parallel_config`` that names a backend, that backend does the
+        runs.
     progress
-        Called with the number of runs done and of all runs.
+        Called after each run with the number of runs done and of all runs.
 
     Raises
     ------
     ImportError
-        `jobs` is not 1, and joblib is not there; the message names the extra.
+        `jobs` is not 1, and joblib is not there. The message names the extra.
     TypeError, ValueError, OSError
-        For an unknown trace or policy (the message lists the known ones), or a budget that a policy cannot have.
+        An unknown trace or policy (the message lists the known ones), or a budget that a policy cannot have.
     """
     for name, listed in (("budgets", budgets), ("policies", policies)):
         if isinstance(listed, str):  # a sequence, too, of its characters
             raise TypeError(f"{name} = {listed!r}: must be a list of them, not one string")
     source: Trace | str = trace if isinstance(trace, Trace) else os.fspath(trace)
-    if isinstance(source, str) and source not in workloads.names() and os.path.exists(source):  # noqa: PTH110
+    if isinstance(source, str) and source not in traces.names() and os.path.exists(source):  # noqa: PTH110
         source = os.path.abspath(source)  # noqa: PTH100 - another process may have another working directory
     loaded = source if isinstance(source, Trace) else _named(source, _stamp(source))
-    plans: dict[str, dict[int, LayerPlan]] = {}  # by the policy's name and the budget
-    for policy in policies:
-        if not isinstance(policy, str):
-            raise TypeError(f"policies: {policy!r} is not a name")
-        if policy.startswith("plan:"):
-            plans[policy] = {_mean(layers): layers for layers in read_plans(policy.removeprefix("plan:"))}
-        elif policy not in ("full", *_LAYER_POLICIES) and ratio_of(policy) is None:
-            raise ValueError(f"policy = {policy!r}: no such policy; known: {', '.join(policy_names())}")
-    if not policies:
-        raise ValueError(f"policies: none given; known: {', '.join(policy_names())}")
+    plans = _plans(policies)
     if budgets is None:
         budgets = sorted(set().union(*plans.values())) or BUDGETS
     if not budgets:
@@ -311,21 +252,10 @@ def run(
     numbers = tuple(dict.fromkeys(positions(budget, loaded.length) for budget in budgets))
     names = tuple(dict.fromkeys(policies))
     scoring = (uint32("obs_window", obs_window), uint32("pool_kernel", pool_kernel))
-    tasks: list[_Task] = [("full", None, None)] if "full" in names else []
-    for budget in numbers:
-        for policy in names:
-            if policy == "full":
-                continue
-            layers = plans[policy].get(budget) if policy in plans else None
-            if policy in plans and layers is None:
-                has = ", ".join(map(str, plans[policy]))
-                raise ValueError(f"policy = {policy!r}: has no plan of {budget} positions a layer, only of {has}")
-            made = _make(policy, budget, layers, loaded, scoring)  # let it refuse its parameters now, not after minutes
-            if callable(made):
-                made(0)
-            tasks.append((policy, budget, layers))
+    everything = Setting(loaded.num_layers, loaded.length, loaded.length, *scoring)
+    tasks = _tasks(names, numbers, plans, everything)
     reports = []
-    for report in _reports(source, tasks, scoring, integer("jobs", jobs)):
+    for report in _reports(source, tasks, integer("jobs", jobs)):
         reports.append(report)
         if progress is not None:
             progress(len(reports), len(tasks))
@@ -343,11 +273,44 @@ def run(
     )
 
 
-def _reports(source: Trace | str, tasks: list[_Task], scoring: _Scoring, jobs: int) -> Iterator[Report]:
+def _plans(policies: Sequence[str]) -> dict[str, dict[int, LayerPlan]]:
+    """Check the policies' names, and return the plans among them by name and budget."""
+    plans = {}
+    for policy in policies:
+        if not isinstance(policy, str):
+            raise TypeError(f"policies: {policy!r} is not a name")
+        row, argument = find(policy)
+        if row.argument == "FILE":
+            plans[policy] = {_mean(layers): layers for layers in read_plans(argument)}
+    if not policies:
+        raise ValueError(f"policies: none given; known: {', '.join(policy_names())}")
+    return plans
+
+
+def _tasks(
+    policies: Sequence[str], budgets: Sequence[int], plans: dict[str, dict[int, LayerPlan]], everything: Setting
+) -> list[_Task]:
+    """Return the runs. Each policy has been made once, so what it refuses is refused before the first run."""
+    bounded = [policy for policy in policies if find(policy)[0].bounded]
+    tasks: list[_Task] = [(policy, everything, None) for policy in policies if policy not in bounded]
+    for budget, policy in itertools.product(budgets, bounded):
+        layers = plans[policy].get(budget) if policy in plans else None
+        if policy in plans and layers is None:
+            has = ", ".join(map(str, plans[policy]))
+            raise ValueError(f"policy = {policy!r}: has no plan of {budget} positions a layer, only of {has}")
+        task = (policy, dataclasses.replace(everything, budget=budget), layers)
+        made = _make(task)
+        if callable(made):
+            made(0)
+        tasks.append(task)
+    return tasks
+
+
+def _reports(source: Trace | str, tasks: list[_Task], jobs: int) -> Iterator[ReplayReport]:
     """Yield the reports in the order of the tasks."""
     if jobs == 1:
         for task in tasks:
-            yield _replay(source, task, scoring)
+            yield _replay(source, task)
         return
     if jobs == 0:
         raise ValueError("jobs = 0: must be 1 or more, or negative to count from the number of cores down")
@@ -355,6 +318,6 @@ def _reports(source: Trace | str, tasks: list[_Task], scoring: _Scoring, jobs: i
         joblib = importlib.import_module("joblib")
     except ImportError as error:
         raise ImportError("jobs other than 1 need joblib: pip install 'pb-kvcache[bench]'") from error
-    # joblib starts as many processes as it is told to, whether there is work for them or not.
+    # joblib starts as many processes as it is told to, even where there is no work for them.
     parallel = joblib.Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator")
-    yield from parallel(joblib.delayed(_replay)(source, task, scoring) for task in tasks)
+    yield from parallel(joblib.delayed(_replay)(source, task) for task in tasks)

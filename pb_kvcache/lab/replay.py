@@ -1,9 +1,12 @@
 """Replay a trace through policies, and measure what they keep of the model's attention and what that costs.
 
 The rules are those of the registry from which the `decode-4096` trace comes, for any number of layers. Every cache
-starts with position 0. At step ``t`` = 1, 2, ... the model's attention over positions ``0 .. t-1`` is restricted to the
-kept ones, not renormalised; its sum is the step's retained mass; the policy sees it; position ``t`` joins; and if more
-than the layer's own budget is kept, the policy is asked once to evict down to it.
+starts with position 0. At step ``t`` = 1, 2, ... the following happens in each layer:
+
+1. The model's attention over positions ``0 .. t-1`` is restricted to the kept ones and not renormalised. Its sum is the
+   step's retained mass.
+2. The policy sees the restricted attention, and position ``t`` joins.
+3. If the layer now keeps more than its own budget, its policy is asked once to evict down to it.
 """
 
 from __future__ import annotations
@@ -11,56 +14,29 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import uint32
-from .workloads import Trace
+from .._checks import uint32
+from ._drivers import LayerPolicy, Layers, Refused, Stack, StackPolicy, drive
+from .traces import Trace
 
-__all__ = ["LayerPolicy", "LayerReport", "ReplayError", "Report", "StackPolicy", "replay"]
-
-
-class LayerPolicy(Protocol):
-    """What a layer's policy has to offer; every policy of this package does.
-
-    Where it also has `effective_budget`, that is its layer's own budget; `memory_bytes`, `kept` and ``len()`` are used
-    where they are there.
-    """
-
-    def on_decode_step(self, pos: int, attn: npt.NDArray[np.float32]) -> None:
-        """Take in the weights that the kept positions got from the token at `pos`, which then joins them."""
-
-    def evict(self, budget: int) -> npt.ArrayLike:
-        """Drop positions until no more than `budget` are kept, and return them."""
-
-
-class StackPolicy(Protocol):
-    """All layers' caches in one object, such as :class:`pb_kvcache.PyramidStack`."""
-
-    @property
-    def budgets(self) -> Any:
-        """Every layer's own budget: a sequence or array of integers."""
-
-    def on_decode_step(self, pos: int, attn: Sequence[npt.NDArray[np.float32]]) -> None:
-        """Take in one vector a layer."""
-
-    def evict(self) -> Sequence[npt.ArrayLike]:
-        """Let every layer that is over its budget evict, and return one array of dropped positions a layer."""
+__all__ = ["LayerPolicy", "ReplayError", "ReplayLayerReport", "ReplayReport", "StackPolicy", "replay"]
 
 
 class ReplayError(ValueError):
-    """A policy broke the rules of the replay: the message names the step, the layer and the policy."""
+    """A policy broke the rules of the replay. The message names the step, the layer and the policy."""
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerReport:
-    """What one layer's cache kept. Fields as in :class:`Report`, for this layer alone."""
+class ReplayLayerReport:
+    """What one layer's cache kept. The fields are those of :class:`ReplayReport`, for this layer alone."""
 
     layer: int
-    #: The budget that the layer was asked to keep; None: nothing was ever evicted.
+    #: The budget that the layer was asked to keep. None: nothing was ever evicted.
     budget: int | None
     retained_mass: float
     available_mass: float
@@ -72,7 +48,7 @@ class LayerReport:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Report:
+class ReplayReport:
     """What a policy kept of a trace's attention, over all layers, and what that took."""
 
     trace: str
@@ -80,19 +56,19 @@ class Report:
     num_layers: int
     #: Steps replayed, from step 1 on. Evictions, residency, memory and times are theirs.
     steps: int
-    #: The first of the steps whose mass and recall count; the last is `steps`.
+    #: Mass and recall count from this step on, to the last.
     first_counted: int
-    #: Positions per layer on average; None: nothing was ever evicted.
+    #: Positions per layer on average. None: nothing was ever evicted.
     budget: int | None
     #: The share of the model's attention that went to kept positions, mean over counted steps and layers.
     retained_mass: float
-    #: What a cache that keeps everything retains: all but what tokens gave to themselves.
+    #: What a cache that keeps everything retains. The rest is what tokens gave to themselves.
     available_mass: float
-    #: Of each step's 32 largest weights, the part that was kept.
+    #: The part of each step's 32 largest weights that was kept.
     recall: float
     #: Positions dropped, over all layers.
     evictions: int
-    #: Most positions held at once over all layers, counted after a step's append and before its eviction.
+    #: The most positions held at once over all layers, counted after a step's append and before its eviction.
     peak_resident: int
     #: Positions held after a step, over all layers, mean over steps.
     mean_resident: float
@@ -101,18 +77,18 @@ class Report:
     #: Seconds spent in the policies' calls, and in the whole replay.
     policy_seconds: float
     seconds: float
-    per_layer: tuple[LayerReport, ...]
-    #: Positions held over all layers, for each step: after its append, and after its eviction. Shape ``(steps,)``.
+    per_layer: tuple[ReplayLayerReport, ...]
+    #: Positions held over all layers at each step, after its append and after its eviction. Shape ``(steps,)``.
     resident_before: npt.NDArray[np.int64]
     resident_after: npt.NDArray[np.int64]
 
     @property
     def steps_per_second(self) -> float:
-        """Decode steps, of all layers together, replayed in a second."""
+        """Decode steps replayed in a second, all layers together."""
         return self.steps / self.seconds if self.seconds > 0 else float("inf")
 
     @property
-    def worst_layer(self) -> LayerReport:
+    def worst_layer(self) -> ReplayLayerReport:
         """The layer that retains least."""
         return min(self.per_layer, key=lambda layer: layer.retained_mass)
 
@@ -133,7 +109,7 @@ def replay(
     name: str | None = None,
     steps: range | None = None,
     progress: Callable[[int], object] | None = None,
-) -> Report:
+) -> ReplayReport:
     """Replay a trace through one policy per layer, or through a stack, and report what was retained.
 
     Parameters
@@ -142,49 +118,39 @@ def replay(
         The model's attention.
     make_policy
         A function from a layer to that layer's new policy, or a new stack for all layers. A policy is asked to keep its
-        own `effective_budget` (which tells a pyramid's layers apart) or, where it has none, `budget`; a stack its
-        `budgets`.
+        own `effective_budget`, which tells a pyramid's layers apart, or `budget` where it has none. A stack is asked to
+        keep its `budgets`.
     budget
-        Positions per layer on average; greater than 0. The layers' own budgets must not sum to more than
-        ``budget * num_layers``: policies are compared at equal total memory. None: nothing is ever evicted.
+        Positions per layer on average, greater than 0. The layers' own budgets must not sum to more than
+        ``budget * num_layers``, so that policies are compared at equal total memory. None: nothing is ever evicted.
     name
-        What the report calls the policy; by default its class.
+        What the report calls the policy. None: its class.
     steps
-        The steps whose retained mass and recall count, within ``range(1, trace.length)``; None counts all. Those before
-        are replayed and not counted; those after are never asked of the trace.
+        The steps whose retained mass and recall count, within ``range(1, trace.length)``. None counts all. Earlier
+        steps are replayed and not counted. Later steps are never asked of the trace.
     progress
         Called after every step with the step's number.
 
     Returns
     -------
-    Report
-        The measurements; all but the times are the same at every run.
+    ReplayReport
+        The measurements. All but the times are the same at every run.
 
     Raises
     ------
     ReplayError
-        Budgets that sum to too much; a policy that names positions that are not kept, names one twice, stays over its
-        budget, or raises: the message names the step, the layer and the policy. A trace whose rows have the wrong shape
-        or are not finite and >= 0.
+        The budgets sum to too much. A policy names a position that is not kept, names one twice, stays over its budget,
+        or raises. A row of the trace has the wrong shape, or is not finite and >= 0.
     TypeError, ValueError
-        For a budget that is not a positive integer, or steps that the trace does not have.
+        A budget that is not a positive integer, or steps that the trace does not have.
     """
-    counted = counted_steps(trace, steps)
+    counted = _counted_steps(trace, steps)
     if budget is not None:
         budget = uint32("budget", budget)
         if budget == 0:
             raise ValueError("budget = 0: must be greater than 0")
     layers = trace.num_layers
-    driver: _Layers | _Stack
-    if callable(make_policy):
-        policies = [make_policy(layer) for layer in range(layers)]
-        for layer, policy in enumerate(policies):
-            _require(f"make_policy({layer})", policy, "a policy", "on_decode_step", "evict")
-        driver = _Layers(policies, budget, trace.length)
-    else:
-        rule = "a function from a layer to its policy, or a stack"
-        _require("make_policy", make_policy, rule, "on_decode_step", "evict", "budgets")
-        driver = _Stack(make_policy, budget, trace.length)
+    driver = drive(make_policy, budget, layers, trace.length)
     label = name if name is not None else driver.name
     budgets = driver.budgets
     if len(budgets) != layers:
@@ -203,21 +169,15 @@ def replay(
     seconds = time.perf_counter() - started
     state.check_kept()
     if budget is not None and int(state.before.max()) > (budget + 1) * layers:
-        raise ReplayError(  # the checks above rule this out; said once more because every comparison rests on it
+        raise ReplayError(  # the checks above rule this out, but every comparison rests on it
             f"{label}: {int(state.before.max())} positions were resident, above (budget + 1) * layers = "
             f"{(budget + 1) * layers}"
         )
     return state.report(budget, seconds)
 
 
-def _require(what: str, given: object, rule: str, *names: str) -> None:
-    for name in names:
-        if not hasattr(given, name):
-            raise TypeError(f"{what} = {given!r}: has no {name}; must be {rule}")
-
-
-def counted_steps(trace: Trace, steps: range | None) -> range:
-    """Return the steps that count, checked: all of the trace's where None is given."""
+def _counted_steps(trace: Trace, steps: range | None) -> range:
+    """Return the steps that count, checked. None stands for all of the trace's."""
     if steps is None:
         return range(1, trace.length)
     if not isinstance(steps, range):
@@ -229,102 +189,11 @@ def counted_steps(trace: Trace, steps: range | None) -> range:
     return steps
 
 
-class _Layers:
-    """One policy object per layer."""
-
-    def __init__(self, policies: list[LayerPolicy], budget: int | None, length: int) -> None:
-        self._policies = policies
-        self._steps = [policy.on_decode_step for policy in policies]
-        # A budget of the whole length is never exceeded. 2**32 - 1, say, means the same.
-        self.budgets = np.array(
-            [
-                length if budget is None else min(int(getattr(policy, "effective_budget", budget)), length)
-                for policy in policies
-            ],
-            np.int64,
-        )
-        self.name = type(policies[0]).__name__
-
-    @property
-    def memory(self) -> list[int]:
-        return [int(getattr(policy, "memory_bytes", 0)) for policy in self._policies]
-
-    def feed(self, pos: int, attn: list[npt.NDArray[np.float32]]) -> None:
-        for layer, (step, weights) in enumerate(zip(self._steps, attn, strict=True)):
-            try:
-                step(pos, weights)
-            except Exception as error:
-                raise _Refused(layer, error) from error
-
-    def evict(self, over: npt.NDArray[np.intp]) -> list[tuple[int, npt.ArrayLike]]:
-        victims = []
-        for layer in over.tolist():
-            try:
-                victims.append((layer, self._policies[layer].evict(int(self.budgets[layer]))))
-            except Exception as error:
-                raise _Refused(layer, error) from error
-        return victims
-
-    def kept(self, layer: int) -> npt.NDArray[Any] | None:
-        return _kept(self._policies[layer])
-
-
-class _Stack:
-    """One object for all layers."""
-
-    def __init__(self, stack: StackPolicy, budget: int | None, length: int) -> None:
-        self._stack = stack
-        own = [min(int(b), length) for b in stack.budgets]
-        self.budgets = np.array([length] * len(own) if budget is None else own, np.int64)
-        self.name = type(stack).__name__
-
-    @property
-    def memory(self) -> list[int]:
-        # One allocation serves all; a layer's part is its share of the positions.
-        total = int(getattr(self._stack, "memory_bytes", 0))
-        ends = [total * int(end) // int(self.budgets.sum()) for end in np.cumsum(self.budgets)]
-        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
-
-    def feed(self, pos: int, attn: list[npt.NDArray[np.float32]]) -> None:
-        try:
-            self._stack.on_decode_step(pos, attn)
-        except Exception as error:
-            raise _Refused(None, error) from error
-
-    def evict(self, over: npt.NDArray[np.intp]) -> list[tuple[int, npt.ArrayLike]]:
-        try:
-            victims = self._stack.evict()
-        except Exception as error:
-            raise _Refused(None, error) from error
-        if len(victims) != len(self.budgets):
-            raise _Refused(None, ValueError(f"evict() returned {len(victims)} arrays for {len(self.budgets)} layers"))
-        dropped = {layer for layer, positions in enumerate(victims) if np.size(positions)}
-        return [(layer, victims[layer]) for layer in sorted(dropped | set(over.tolist()))]
-
-    def kept(self, layer: int) -> npt.NDArray[Any] | None:
-        layers = getattr(self._stack, "layers", None)
-        return None if layers is None else _kept(layers[layer])
-
-
-class _Refused(Exception):  # noqa: N818 - never leaves this module
-    """What a policy raised, and in which layer where that is known."""
-
-    def __init__(self, layer: int | None, error: Exception) -> None:
-        super().__init__(layer, error)
-        self.layer = layer
-        self.error = error
-
-
-def _kept(policy: object) -> npt.NDArray[Any] | None:
-    kept = getattr(policy, "kept", None)
-    return None if kept is None else np.asarray(kept)
-
-
 class _State:
-    """The harness's own record of every layer's kept set, and the running sums."""
+    """The replay's own record of every layer's kept set, and the running sums."""
 
     def __init__(
-        self, trace: Trace, label: str, driver: _Layers | _Stack, budgets: npt.NDArray[np.int64], counted: range
+        self, trace: Trace, label: str, driver: Layers | Stack, budgets: npt.NDArray[np.int64], counted: range
     ) -> None:
         layers, length = trace.num_layers, counted.stop
         self.trace, self.label, self.driver, self.budgets, self.counted = trace, label, driver, budgets, counted
@@ -343,7 +212,8 @@ class _State:
         self.after = np.empty(length - 1, np.int64)
         self.policy_seconds = 0.0
 
-    def step(self, step: int) -> None:
+    def _rows(self, step: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
+        """Return a step's attention, checked, and its sum in each layer."""
         rows = self.trace.rows(step)
         if rows.shape != (self.trace.num_layers, step):
             raise ReplayError(
@@ -357,7 +227,14 @@ class _State:
                 f"{self.trace.name}: step {step}, layer {layer}, position {pos}: weight {rows[layer, pos]} must be "
                 "finite and >= 0"
             )
-        # All layers at once: the mask picks every layer's kept weights, ascending, one layer after the other.
+        return rows, sums
+
+    def step(self, step: int) -> None:
+        """Let the token at a step attend, join, and push others out."""
+        rows, sums = self._rows(step)
+
+        # What the kept positions get. All layers at once: the mask picks every layer's kept weights, ascending, one
+        # layer after the other.
         flat = rows[self.mask[:, :step]]
         ends = np.cumsum(self.counts)
         held = np.flatnonzero(self.counts)  # reduceat cannot sum nothing
@@ -370,6 +247,7 @@ class _State:
         bounds = [0, *ends.tolist()]
         attn = [flat[start:end] for start, end in itertools.pairwise(bounds)]
 
+        # The policies' part, which alone is timed.
         victims: list[tuple[int, npt.ArrayLike]] = []
         started = time.perf_counter()
         try:
@@ -378,10 +256,11 @@ class _State:
             over = np.flatnonzero(self.counts > self.budgets)
             if len(over):
                 victims = self.driver.evict(over)
-        except _Refused as refused:
+        except Refused as refused:
             raise self._error(step, refused.layer, f"raised {refused.error!r}") from refused.error
         self.policy_seconds += time.perf_counter() - started
 
+        # The replay's own record of what is kept now.
         self.mask[:, step] = True
         self.before[step - 1] = self.counts.sum()
         np.maximum(self.peak, self.counts, out=self.peak)
@@ -391,6 +270,7 @@ class _State:
         self.held += self.counts
 
     def _drop(self, step: int, layer: int, victims: npt.ArrayLike) -> None:
+        """Record what a layer's policy says that it dropped, and check it."""
         positions = np.asarray(victims)
         if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
             raise self._error(step, layer, f"evict() returned {victims!r}, must be one-dimensional and hold integers")
@@ -412,17 +292,18 @@ class _State:
         return ReplayError(f"{self.trace.name}: step {step}{where}: {self.label} {what}")
 
     def check_kept(self) -> None:
-        """At the end the policies' own idea of what they keep must be the harness's."""
+        """Raise ReplayError where a policy keeps other positions at the end than the replay has recorded."""
         for layer in range(self.trace.num_layers):
             kept = self.driver.kept(layer)
             if kept is not None and not np.array_equal(kept, np.flatnonzero(self.mask[layer])):
                 raise self._error(self.counted.stop - 1, layer, "keeps other positions than its evict() calls returned")
 
-    def report(self, budget: int | None, seconds: float) -> Report:
+    def report(self, budget: int | None, seconds: float) -> ReplayReport:
+        """Return the running sums as means."""
         steps, counted = self.counted.stop - 1, len(self.counted)
         memory = self.driver.memory
         per_layer = tuple(
-            LayerReport(
+            ReplayLayerReport(
                 layer=layer,
                 budget=None if budget is None else int(self.budgets[layer]),
                 retained_mass=float(self.mass[layer] / counted),
@@ -435,7 +316,7 @@ class _State:
             )
             for layer in range(self.trace.num_layers)
         )
-        return Report(
+        return ReplayReport(
             trace=self.trace.name,
             policy=self.label,
             num_layers=self.trace.num_layers,

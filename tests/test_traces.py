@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pb_kvcache import workloads
-from pb_kvcache.workloads import PackedTrace, Trace
+from pb_kvcache.lab import traces
+from pb_kvcache.lab.traces import PackedTrace, Trace
 
 
 @pytest.fixture(scope="module")
 def decode() -> PackedTrace:
-    return workloads.decode_4096()
+    return traces.decode_4096()
 
 
 def small_trace(num_layers: int = 3, length: int = 20, seed: int = 0) -> PackedTrace:
@@ -29,7 +29,7 @@ def small_trace(num_layers: int = 3, length: int = 20, seed: int = 0) -> PackedT
     attention = np.tril(rng.random((num_layers, length, length)) ** 4)
     attention /= attention.sum(axis=2, keepdims=True)
     metadata = {"num_kv_heads": 2, "head_dim": 4, "kv_dtype": "float16", "text": {"licence": "none"}}
-    return workloads.pack("small", attention.astype(np.float16), metadata)
+    return traces.pack("small", attention.astype(np.float16), metadata)
 
 
 def same(one: Trace, other: Trace) -> bool:
@@ -64,12 +64,12 @@ def test_decode_4096_gives_rows_of_one_layer(decode: PackedTrace) -> None:
 
 
 def test_funnel_is_the_same_at_every_call_and_another_with_another_seed() -> None:
-    assert same(workloads.funnel(4, 200), workloads.funnel(4, 200))
-    assert not same(workloads.funnel(4, 200), workloads.funnel(4, 200, seed=2))
+    assert same(traces.funnel(4, 200), traces.funnel(4, 200))
+    assert not same(traces.funnel(4, 200), traces.funnel(4, 200, seed=2))
 
 
 def test_funnel_layers_narrow_as_the_widths_say() -> None:
-    trace = workloads.funnel(5, 600, widths=(9, 1), local_mass=0.0)
+    trace = traces.funnel(5, 600, widths=(9, 1), local_mass=0.0)
     assert trace.metadata["widths"] == [9, 7, 5, 3, 1]
     rows = trace.rows(599)
     assert [int((row > 0).sum()) // 16 for row in rows] == [9, 7, 5, 3, 1]
@@ -77,7 +77,7 @@ def test_funnel_layers_narrow_as_the_widths_say() -> None:
 
 
 def test_funnel_attends_to_positions_before_the_step_alone() -> None:
-    trace = workloads.funnel(2, 100, widths=(3, 1), local_mass=0.5)
+    trace = traces.funnel(2, 100, widths=(3, 1), local_mass=0.5)
     for step in range(1, 100):
         rows = trace.rows(step)
         assert rows.shape == (2, step)
@@ -85,7 +85,7 @@ def test_funnel_attends_to_positions_before_the_step_alone() -> None:
 
 
 def test_funnel_heavy_phrases_never_come_back() -> None:
-    trace = workloads.funnel(3, 400, widths=(4, 1), local_mass=0.0)
+    trace = traces.funnel(3, 400, widths=(4, 1), local_mass=0.0)
     for layer in range(3):
         weights = np.zeros((400, 400))
         for step in range(1, 400):
@@ -110,7 +110,7 @@ def test_funnel_heavy_phrases_never_come_back() -> None:
 )
 def test_funnel_refuses(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        workloads.funnel(**{"num_layers": 2, "length": 50, **arguments})  # type: ignore[arg-type]
+        traces.funnel(**{"num_layers": 2, "length": 50, **arguments})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_funnel_refuses(arguments: dict[str, object], message: str) -> None:
 )
 def test_funnel_refuses_what_is_no_number(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        workloads.funnel(2, 50, **arguments)  # type: ignore[arg-type]
+        traces.funnel(2, 50, **arguments)  # type: ignore[arg-type]
 
 
 # --- traces
@@ -136,9 +136,9 @@ def test_funnel_refuses_what_is_no_number(arguments: dict[str, object], message:
 def test_top_takes_the_largest_and_the_lower_position_on_a_tie(step: int, seed: int, levels: int) -> None:
     weights = np.random.default_rng(seed).integers(0, levels, (1, step + 1, step + 1)) / (levels * (step + 1))
     weights[weights == 0] *= -1.0  # minus zero ties with zero
-    trace = workloads.pack("ties", weights.astype(np.float32))
+    trace = traces.pack("ties", weights.astype(np.float32))
     row = trace.rows(step)[0]
-    wanted = sorted(range(step), key=lambda pos: (-row[pos], pos))[: workloads.TOP]
+    wanted = sorted(range(step), key=lambda pos: (-row[pos], pos))[: traces.TOP]
     assert sorted(trace.top(step)[0].tolist()) == sorted(wanted)
 
 
@@ -146,7 +146,7 @@ def test_pack_averages_heads_and_keeps_what_is_below_the_diagonal() -> None:
     attention = np.full((1, 2, 3, 3), 0.25)
     attention[0, 1] = 0.125
     attention[0, :, 0, 1] = 9.0  # above the diagonal: of no account
-    trace = workloads.pack("heads", attention)
+    trace = traces.pack("heads", attention)
     assert trace.rows(2).tolist() == [[0.1875, 0.1875]]
 
 
@@ -172,7 +172,7 @@ def test_pack_averages_heads_and_keeps_what_is_below_the_diagonal() -> None:
 )
 def test_pack_refuses(attention: np.ndarray, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        workloads.pack("bad", attention)
+        traces.pack("bad", attention)
 
 
 def test_packed_trace_refuses_another_size_or_dtype() -> None:
@@ -183,7 +183,7 @@ def test_packed_trace_refuses_another_size_or_dtype() -> None:
 
 
 def test_a_layer_is_its_rows_one_after_the_other() -> None:
-    for trace in (small_trace(), workloads.funnel(3, 20, widths=(1, 1))):
+    for trace in (small_trace(), traces.funnel(3, 20, widths=(1, 1))):
         for layer in range(3):
             wanted = np.concatenate([trace.rows(step)[layer] for step in range(1, 20)])
             assert np.array_equal(trace.layer(layer), wanted)
@@ -202,11 +202,11 @@ def test_what_a_trace_hands_out_cannot_be_changed() -> None:
 
 def test_bytes_per_position_counts_keys_and_values_of_one_layer() -> None:
     assert small_trace().bytes_per_position == 2 * 2 * 4 * 2
-    assert workloads.funnel(1, 10).bytes_per_position is None
+    assert traces.funnel(1, 10).bytes_per_position is None
     with pytest.raises(ValueError, match="kv_dtype = 'int3': must be one of float32"):
-        workloads.pack("bad", np.zeros((1, 2, 2)), {"num_kv_heads": 1, "head_dim": 1, "kv_dtype": "int3"})
+        traces.pack("bad", np.zeros((1, 2, 2)), {"num_kv_heads": 1, "head_dim": 1, "kv_dtype": "int3"})
     with pytest.raises(ValueError, match="head_dim = 0"):
-        workloads.pack("bad", np.zeros((1, 2, 2)), {"num_kv_heads": 1, "head_dim": 0, "kv_dtype": "int8"})
+        traces.pack("bad", np.zeros((1, 2, 2)), {"num_kv_heads": 1, "head_dim": 0, "kv_dtype": "int8"})
 
 
 def test_a_trace_can_be_sent_to_another_process() -> None:
@@ -216,11 +216,11 @@ def test_a_trace_can_be_sent_to_another_process() -> None:
 
 
 def test_named_lists_the_known_names() -> None:
-    assert workloads.named("funnel").num_layers == 16
+    assert traces.named("funnel").num_layers == 16
     with pytest.raises(ValueError, match="no such trace; known: smollm2-135m, decode-4096, funnel"):
-        workloads.named("funel")
+        traces.named("funel")
     with pytest.raises(ValueError, match="no such recording; known: smollm2-135m"):
-        workloads.recorded("gpt")
+        traces.recorded("gpt")
 
 
 # --- files
@@ -229,24 +229,24 @@ def test_named_lists_the_known_names() -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("traces") / "small.npz"
-    workloads.save(path, small_trace())
+    traces.save(path, small_trace())
     return path.read_bytes()
 
 
 def test_a_saved_trace_loads_as_it_was(tmp_path: Path, saved: bytes) -> None:
     path = tmp_path / "t.npz"
     path.write_bytes(saved)
-    trace = workloads.load(path)
+    trace = traces.load(path)
     original = small_trace()
     assert same(trace, original)
     assert trace.name == "small"
     assert trace.metadata == original.metadata
-    assert same(workloads.named(path), original)
+    assert same(traces.named(path), original)
 
 
 def test_saving_again_gives_the_same_bytes(tmp_path: Path, saved: bytes) -> None:
     (tmp_path / "one.npz").write_bytes(saved)
-    workloads.save(tmp_path / "two.npz", workloads.load(tmp_path / "one.npz"))
+    traces.save(tmp_path / "two.npz", traces.load(tmp_path / "one.npz"))
     assert (tmp_path / "two.npz").read_bytes() == saved
 
 
@@ -263,9 +263,9 @@ def test_a_trace_file_is_a_plain_npz(tmp_path: Path, saved: bytes) -> None:
 
 
 def test_save_streams_a_trace_that_is_not_packed(tmp_path: Path) -> None:
-    trace = workloads.funnel(2, 60, widths=(2, 1))
-    workloads.save(tmp_path / "f.npz", trace)
-    loaded = workloads.load(tmp_path / "f.npz")
+    trace = traces.funnel(2, 60, widths=(2, 1))
+    traces.save(tmp_path / "f.npz", trace)
+    loaded = traces.load(tmp_path / "f.npz")
     for step in range(1, 60):
         assert np.array_equal(loaded.rows(step), trace.rows(step).astype(np.float16).astype(np.float32))
 
@@ -277,7 +277,7 @@ def test_what_load_would_refuse_is_not_saved(tmp_path: Path, weight: float) -> N
             return np.full((2, step), weight if step == 3 else 0, np.float32)
 
     with pytest.raises(ValueError, match="odd: layer 0 has weights that are not between 0 and 1"):
-        workloads.save(tmp_path / "odd.npz", Odd("odd", 2, 5))
+        traces.save(tmp_path / "odd.npz", Odd("odd", 2, 5))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -287,7 +287,7 @@ def test_metadata_that_load_would_refuse_are_not_saved(tmp_path: Path) -> None:
         ({"token_ids": [0] * 400_000}, "metadata: [0-9]+ bytes of JSON, must be at most 1048576"),
     ):
         with pytest.raises(ValueError, match=message):
-            workloads.save(tmp_path / "t.npz", workloads.pack("t", np.zeros((1, 3, 3)), metadata))
+            traces.save(tmp_path / "t.npz", traces.pack("t", np.zeros((1, 3, 3)), metadata))
     assert not list(tmp_path.iterdir())
 
 
@@ -305,15 +305,15 @@ def test_a_save_touches_no_other_file_and_two_at_once_are_both_whole(tmp_path: P
 
         def layer(self, layer: int) -> np.ndarray:
             if self.name == "first":
-                workloads.save(tmp_path / "t.npz", Meanwhile("second", 1, 5))
+                traces.save(tmp_path / "t.npz", Meanwhile("second", 1, 5))
             return super().layer(layer)
 
         def rows(self, step: int) -> np.ndarray:
             return np.full((1, step), 0.125, np.float32)
 
     (tmp_path / "t.npz.part").write_text("mine")
-    workloads.save(tmp_path / "t.npz", Meanwhile("first", 1, 9))
-    assert workloads.load(tmp_path / "t.npz").length == 9
+    traces.save(tmp_path / "t.npz", Meanwhile("first", 1, 9))
+    assert traces.load(tmp_path / "t.npz").length == 9
     assert (tmp_path / "t.npz.part").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -328,7 +328,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "t.npz"
     path.write_bytes(b"precious")
     with pytest.raises(OSError, match="no more"):
-        workloads.save(path, Broken("broken", 1, 5))
+        traces.save(path, Broken("broken", 1, 5))
     assert path.read_bytes() == b"precious"
     assert [p.name for p in tmp_path.iterdir()] == ["t.npz"]
 
@@ -347,7 +347,7 @@ def test_a_cut_or_changed_file_is_refused_or_unharmed(
     path = tmp_path_factory.getbasetemp() / "damaged.npz"
     path.write_bytes(content)
     try:
-        trace = workloads.load(path)
+        trace = traces.load(path)
     except ValueError as error:
         message = str(error)
     else:  # a byte that nothing depends on, such as a date
@@ -490,7 +490,7 @@ def test_load_refuses_and_says_why(tmp_path: Path, saved: bytes, what: str, make
     path = tmp_path / "bad.npz"
     path.write_bytes(make(saved))  # type: ignore[operator]
     with pytest.raises(ValueError, match=message) as caught:
-        workloads.load(path)
+        traces.load(path)
     assert "bad.npz" in str(caught.value)
 
 
@@ -507,7 +507,7 @@ def test_load_reads_no_more_than_was_announced(tmp_path: Path, saved: bytes) -> 
         tracemalloc.start()
         try:
             with pytest.raises(ValueError, match=r"layer_000\.npy"):
-                workloads.load(path)
+                traces.load(path)
             assert tracemalloc.get_traced_memory()[1] < 4 << 20
         finally:
             tracemalloc.stop()
@@ -515,10 +515,10 @@ def test_load_reads_no_more_than_was_announced(tmp_path: Path, saved: bytes) -> 
 
 def test_numpy_s_error_settings_of_the_caller_change_nothing(tmp_path: Path) -> None:
     def work() -> list[list[float]]:
-        trace = workloads.pack("t", np.full((1, 3, 3), 1e-42))
-        workloads.save(tmp_path / "t.npz", trace)
-        made = workloads.funnel(1, 4, local_mass=1e-310)
-        return [t.rows(2).tolist() for t in (trace, workloads.load(tmp_path / "t.npz"), made)]
+        trace = traces.pack("t", np.full((1, 3, 3), 1e-42))
+        traces.save(tmp_path / "t.npz", trace)
+        made = traces.funnel(1, 4, local_mass=1e-310)
+        return [t.rows(2).tolist() for t in (trace, traces.load(tmp_path / "t.npz"), made)]
 
     usual = work()
     with np.errstate(all="raise"):
@@ -527,4 +527,4 @@ def test_numpy_s_error_settings_of_the_caller_change_nothing(tmp_path: Path) -> 
 
 def test_load_says_that_a_file_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"nowhere\.npz"):
-        workloads.load(tmp_path / "nowhere.npz")
+        traces.load(tmp_path / "nowhere.npz")

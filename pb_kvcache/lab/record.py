@@ -4,7 +4,7 @@ Needs the extra ``transformers`` (``pip install 'pb-kvcache[transformers]'``) an
 transformers runs with eager attention, from a local folder or a local GGUF file. Nothing is downloaded.
 
 Memory: the text goes through the model in pieces, so that the attention of all layers and heads over one piece stays
-below 256 MiB; what remains is the model, its cache, and the trace itself, ``num_layers * tokens**2`` bytes.
+below 256 MiB. The model, its cache and the trace itself, ``num_layers * tokens**2`` bytes, come on top.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ._checks import integer
-from .workloads import PackedTrace
+from .._checks import integer
+from .traces import PackedTrace
 
 __all__ = ["load_model", "record", "record_ids"]
 
@@ -55,11 +55,11 @@ def load_model(path: str | os.PathLike[str]) -> tuple[Any, Any]:
     Raises
     ------
     ImportError
-        Where the extra is not installed.
+        The extra is not installed.
     OSError
-        Where there is no such file or folder.
+        There is no such file or folder.
     ValueError
-        Where transformers cannot make a decoder of it.
+        Transformers cannot make a decoder of it.
     """
     path = Path(path)
     if not path.exists():
@@ -101,29 +101,29 @@ def record(
     text
         What the model reads, from its start, without a chat template.
     tokens
-        How many tokens to record: the trace's length; at least 2, and no more than the text has and the model's
-        positions allow.
+        How many tokens to record, which is the trace's length. At least 2, and no more than the text has and the
+        model's positions allow.
     name
-        What reports call the trace; by default the name of the file or folder.
+        What reports call the trace. None: the name of the file or folder.
     metadata
-        What only the caller knows, such as licences and sources; added to what the recorder finds out. An entry of the
-        same name wins.
+        What only the caller knows, such as licences and sources. It is added to what is found out here, and wins over
+        an entry of the same name.
     progress
         Called with the number of tokens recorded so far.
 
     Raises
     ------
     ImportError, OSError, TypeError, ValueError
-        As :func:`load_model` and :func:`record_ids`; for a text with too few tokens.
+        As :func:`load_model` and :func:`record_ids`. Also for a text with too few tokens.
     """
     if integer("tokens", tokens) < 2:
         raise ValueError(f"tokens = {tokens}: must be at least 2")
     model, tokenizer = load_model(path)
     path = Path(path)
     fields = _gguf_fields(path) if path.is_file() else {}
-    # The start of the text is enough; a tokenizer warns where all of a book is longer than its model can read.
+    # The start of the text is enough. A tokenizer warns of a text that is longer than its model can read.
     start = text[: 64 * tokens]
-    if "add_bos_token" in fields:  # what the file says; releases of transformers differ in whether they heed it
+    if "add_bos_token" in fields:  # releases of transformers differ in whether they heed it
         ids = tokenizer(start, add_special_tokens=False)["input_ids"]
         if fields["add_bos_token"]:
             ids = [tokenizer.bos_token_id, *ids]
@@ -166,16 +166,16 @@ def record_ids(
     ids
         Token ids, at least 2 and no more than the model has positions.
     name, metadata
-        The trace's. The number of KV heads, the head dimension, the number of query heads that were averaged and the
-        versions of what recorded it are added.
+        The trace's. Added to the metadata are the number of KV heads, the head dimension, the number of query heads
+        that were averaged, and the versions of what recorded it.
     progress
         Called with the number of tokens recorded so far.
 
     Raises
     ------
     ValueError
-        For too few or too many tokens; for a layer that gives no attention, or of another shape than every position
-        attending to all before it: no eager attention, or a layer that has none.
+        Too few or too many tokens. A layer that gives no attention, or attention to less than all positions before:
+        the attention is not eager, or the layer has none.
     """
     torch, transformers = _extra("torch"), _extra("transformers")
     config = model.config.get_text_config(decoder=True)
@@ -191,6 +191,7 @@ def record_ids(
             f"model: runs {config._attn_implementation} attention, which gives no weights; load it with "
             "attn_implementation='eager'"
         )
+    # The text goes through in pieces: each piece attends to all before it, which the cache holds.
     piece = max(1, min(length, _PIECE_BYTES // (4 * layers * heads * length)))
     decoder = model.base_model  # the vocabulary's logits are not needed
     keyword = "cache" if "cache" in inspect.signature(decoder.forward).parameters else "past_key_values"
@@ -213,6 +214,7 @@ def record_ids(
                         f"model: layer {layer} gave attention of shape {shape}, "
                         f"must be (1, heads, {end - start}, {end}): is it eager, and over all positions?"
                     )
+                # The mean over heads, without what each token gave to itself.
                 mean = attention[0].float().mean(dim=0).to(torch.float16).cpu().numpy()
                 for step in range(max(start, 1), end):
                     first = layers * (step * (step - 1) // 2) + layer * step

@@ -1,0 +1,76 @@
+"""What a benchmark's figures say, in sentences, and how its tables write numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .._policies import find, label, ratio_of
+from .bench import Results
+
+__all__ = ["findings", "layers", "points", "pyramids_of", "size", "uniform_of"]
+
+_MINUS = "\N{MINUS SIGN}"
+
+
+def findings(results: Results) -> list[str]:
+    """Return what the figures say in a few sentences, whichever policy wins."""
+    reports = {(r.policy, r.budget): r for r in results.reports if r.budget is not None}
+    rated = [policy for policy in results.policies if (policy, results.budgets[0]) in reports]
+    if not rated:
+        return []
+    best: dict[str, list[int]] = {}
+    for budget in results.budgets:
+        best.setdefault(max(rated, key=lambda p: reports[p, budget].retained_mass), []).append(budget)
+    available = next(iter(reports.values())).available_mass
+    sentences = [
+        f"{label(policy)} retains most at {_and(map(str, budgets))} positions a layer: "
+        f"{_and(f'{reports[policy, budget].retained_mass:.4f}' for budget in budgets)} of the attention, "
+        f"where a full cache has {available:.4f}."
+        for policy, budgets in best.items()
+    ]
+    uniform = uniform_of(results)
+    for policy in pyramids_of(results) if uniform and results.num_layers > 1 else []:
+        assert uniform is not None
+        pairs = [(reports[policy, budget], reports[uniform, budget]) for budget in results.budgets]
+        gains = [points(r.retained_mass - u.retained_mass) for r, u in pairs]
+        worst = [points(r.worst_layer.retained_mass - u.worst_layer.retained_mass) for r, u in pairs]
+        sentences.append(
+            f"{label(policy)} against uniform SnapKV, in points of retained mass at {_and(map(str, results.budgets))} "
+            f"positions a layer: {_and(gains)} on average over layers, {_and(worst)} in the layer that retains least."
+        )
+    return sentences
+
+
+def uniform_of(results: Results) -> str | None:
+    """Return the policy that stands for uniform budgets, where one was run."""
+    return next((policy for policy in ("snapkv", "pyramidkv:1") if policy in results.policies), None)
+
+
+def pyramids_of(results: Results) -> list[str]:
+    """Return the policies with unequal budgets: pyramids that are not flat, and plans from files."""
+    return [policy for policy in results.policies if find(policy)[0].argument and ratio_of(policy) != 1]
+
+
+def points(gain: float) -> str:
+    """Return a difference of masses in percentage points, with its sign. What rounds to 0 has no sign."""
+    text = f"{abs(100 * gain):.2f}"
+    return text if float(text) == 0 else f"{'+' if gain > 0 else _MINUS}{text}"
+
+
+def _and(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def layers(results: Results) -> str:
+    """Return how many layers there are, in words."""
+    return f"{results.num_layers} layer{'s' if results.num_layers != 1 else ''}"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as people read it, in powers of 1,000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
