@@ -14,7 +14,8 @@ except ModuleNotFoundError as error:  # usually Python found a source tree befor
 from ._baselines import H2O, TOVA, FullCache, Scissorhands, SlidingWindow, StreamingLLM
 from ._budget import pyramid_budget, pyramid_budgets
 from ._errors import CacheFullError
-from ._plan import LayerGroup, LayerGroups, LayerPlan, plan
+from ._groups import LayerGroup, LayerGroups
+from ._plan import LayerPlan, plan
 from ._policy import LayerCache, Policy
 from ._pyramidkv import PyramidKV
 from ._select import (

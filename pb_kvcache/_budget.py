@@ -7,19 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import UINT32_MAX, uint32
+from ._checks import UINT32_MAX, positive, uint32
 from ._native import ffi, lib
 
 
 def _arguments(budget: Any, num_layers: Any, pyramid_ratio: Any) -> tuple[int, int, int]:
-    budget = uint32("budget", budget)
-    num_layers = uint32("num_layers", num_layers)
-    pyramid_ratio = uint32("pyramid_ratio", pyramid_ratio)
-    if num_layers == 0:
-        raise ValueError(f"num_layers = {num_layers}: must be greater than 0")
-    if pyramid_ratio == 0:
-        raise ValueError(f"pyramid_ratio = {pyramid_ratio}: must be greater than 0")
-    return budget, num_layers, pyramid_ratio
+    return uint32("budget", budget), positive("num_layers", num_layers), positive("pyramid_ratio", pyramid_ratio)
 
 
 def _too_large(budget: int, num_layers: int, pyramid_ratio: int) -> ValueError:

@@ -54,6 +54,38 @@ def uint32(name: str, value: Any) -> int:
     return number
 
 
+def positive(name: str, value: Any) -> int:
+    """Return `value` as an int above 0 that fits 32 unsigned bits.
+
+    Raises
+    ------
+    TypeError
+        For anything that is not an integer.
+    ValueError
+        Below 1 or above 2**32 - 1.
+    """
+    number = uint32(name, value)
+    if number == 0:
+        raise ValueError(f"{name} = {number}: must be greater than 0")
+    return number
+
+
+def natural(name: str, value: Any) -> int:
+    """Return `value` as an int of 0 or more, of any size.
+
+    Raises
+    ------
+    TypeError
+        For anything that is not an integer.
+    ValueError
+        Below 0.
+    """
+    number = integer(name, value)
+    if number < 0:
+        raise ValueError(f"{name} = {shown(number)}: must be 0 or more")
+    return number
+
+
 def real(name: str, value: Any) -> float:
     """Return `value` as a double.
 

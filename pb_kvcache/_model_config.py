@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._checks import integer, uint32
+from ._checks import integer, positive, uint32
+from ._dtypes import dtype_bits
 from ._native import lib
-from ._plan import dtype_bits
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,7 @@ def _windows(text: dict[str, Any], family: _Family, layers: int) -> tuple[int | 
 def _positive(text: dict[str, Any], key: str) -> int:
     if text.get(key) is None:
         raise ValueError(f"{key}: must be given")
-    value = uint32(key, text[key])
-    if value == 0:
-        raise ValueError(f"{key} = 0: must be greater than 0")
-    return value
+    return positive(key, text[key])
 
 
 def _optional(text: dict[str, Any], key: str, default: int | None) -> int | None:

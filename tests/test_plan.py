@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import doctest
+import inspect
 import itertools
 import json
 import math
@@ -232,7 +233,15 @@ class TestLayerPlan:
 
     @pytest.mark.parametrize(
         ("dtype", "size"),
-        [("float16", 2), ("bfloat16", 2), ("torch.float32", 4), (np.float64, 8), (np.dtype(">f4"), 4), ("int8", 1)],
+        [
+            ("float16", 2),
+            ("bfloat16", 2),
+            ("torch.float32", 4),
+            (np.float64, 8),
+            (np.dtype(">f4"), 4),
+            ("int8", 1),
+            ("float8", 1),
+        ],
     )
     def test_bytes_are_of_keys_and_values(self, dtype: Any, size: int) -> None:
         assert plan(32, 512).nbytes(8, 128, dtype) == 2 * 512 * 32 * 8 * 128 * size
@@ -304,6 +313,7 @@ class TestLayerPlan:
             ({"requested": 161}, ValueError, r"budgets\[0\] = 80: must be 81"),
             ({"requested": None}, ValueError, "one of them must be given"),
             ({"shape": "round"}, ValueError, "shape = 'round'"),
+            ({"shape": None}, TypeError, "shape = None: must be a string"),
             ({"ratio": 2}, ValueError, "ratio = 2: belongs to shapes"),
             ({"weights": [1, 2]}, ValueError, "weights: cannot be given"),
             ({"minimum": {}}, TypeError, "minimum"),
@@ -402,8 +412,8 @@ class TestBudgetsStatedInOtherWays:
             (("half", 10, 2), {}, TypeError, "fraction = 'half'"),
             ((0.5, 0, 2), {}, ValueError, "sequence_length = 0: must be greater than 0"),
             ((0.5, 10, 0), {}, ValueError, "num_layers = 0: must be greater than 0"),
-            ((0.5, 10, 2), {"total": 4}, ValueError, "fraction, total = 4: only one of them can be given"),
-            ((0.5, 10, 2), {"budget": 4}, ValueError, "fraction, budget = 4: only one of them can be given"),
+            ((0.5, 10, 2), {"total": 4}, ValueError, "fraction = 0.5, total = 4: only one of them can be given"),
+            ((0.5, 10, 2), {"budget": 4}, ValueError, "fraction = 0.5, budget = 4: only one of them can be given"),
             ((0.5, 10, 2), {"multiple_of": 0}, ValueError, "multiple_of = 0: must be greater than 0"),
         ],
     )
@@ -538,7 +548,6 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_layers": 3, "budget": 4, "ratio": 10**400}, ValueError, "must fit a double"),
     ({"num_layers": 3, "budget": 4, "ratio": "4"}, TypeError, "ratio = '4': must be a real number, not str"),
     ({"num_layers": 3, "budget": 4, "ratio": 4 + 0j}, TypeError, "must be a real number, not complex"),
-    ({"num_layers": 3, "budget": 4, "ratio": None}, TypeError, "ratio = None: must be a real number"),
     ({"num_layers": 3, "budget": 4, "ratio": True}, TypeError, "ratio = True: must be a real number"),
     ({"num_layers": 3, "budget": 4, "ratio": np.complex128(4 + 1j)}, TypeError, "ratio = .*: must be a real number"),
     ({"num_layers": 3, "budget": 4, "beta": 0.5}, ValueError, "beta = 0.5: must be finite and greater than 0.5"),
@@ -548,7 +557,13 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_layers": 3, "budget": 4, "beta": 20, "ratio": 4}, ValueError, "ratio = 4, beta = 20: only one of them"),
     ({"num_layers": 3, "budget": 4, "beta": 20, "shape": "geometric"}, ValueError, "beta = 20: belongs to shape 'pyr"),
     ({"num_layers": 3, "budget": 4, "ratio": 4, "shape": "uniform"}, ValueError, "ratio = 4: belongs to shapes"),
-    ({"num_layers": 3, "budget": 4, "ratio": 4, "weights": [1, 2, 3]}, ValueError, "ratio = 4: belongs to shapes"),
+    ({"num_layers": 3, "budget": 4, "ratio": 4, "weights": [1, 2, 3]}, ValueError, "ratio = 4, weights: only one of"),
+    ({"num_layers": 3, "budget": 4, "beta": 4, "weights": [1, 2, 3]}, ValueError, "beta = 4, weights: only one of"),
+    (
+        {"num_layers": 3, "budget": 4, "shape": "weights", "ratio": 4, "weights": [1, 2, 3]},
+        ValueError,
+        "ratio = 4: belongs to shapes 'pyramid' and 'geometric', not to 'weights'",
+    ),
     ({"num_layers": 3, "budget": 4, "shape": "weights"}, ValueError, "weights: must be given for shape 'weights'"),
     (
         {"num_layers": 3, "budget": 4, "shape": "pyramid", "weights": [1, 2, 3]},
@@ -614,6 +629,17 @@ def test_what_cannot_be_planned_is_refused_by_name(
 )
 def test_every_dress_of_the_same_numbers(arguments: dict[str, Any]) -> None:
     assert plan(3, 10, **arguments).budgets.tolist() == [16, 10, 4]
+
+
+def test_what_is_not_stated_has_a_default_and_a_stated_default_counts_as_stated() -> None:
+    bare = plan(3, 10)
+    assert (bare.shape, bare.ratio) == ("pyramid", 4)
+    assert plan(3, 10, shape=None, ratio=None, beta=None, weights=None) == bare
+    assert plan(3, 10, shape="pyramid", ratio=4) == bare
+    assert plan(3, 10, shape="geometric").ratio == 4
+    assert plan(3, 10, weights=[4, 2.5, 1]).shape == "weights"
+    signature = inspect.signature(plan)
+    assert all(signature.parameters[name].default is None for name in ("shape", "ratio", "beta", "weights"))
 
 
 def test_any_total_above_the_maximums_gives_the_maximums() -> None:

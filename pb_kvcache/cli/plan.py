@@ -13,8 +13,9 @@ from typing import Any
 from rich.table import Table
 
 from .. import LayerPlan, plan
+from .._amount import SHAPES
+from .._dtypes import DTYPE_BITS, cache_nbytes
 from .._model_config import FAMILIES, ModelConfig, read_config
-from .._plan import DTYPE_BITS, SHAPES, position_bits
 from ._output import console, print_table
 from .budget import MAX_LAYERS, bar
 
@@ -139,12 +140,15 @@ class _Request:
         if (self.kv_heads is None) != (self.head_dim is None):
             raise ValueError("--kv-heads, --head-dim: both must be given, or neither")
 
-        options: dict[str, Any] = {"minimum": args.min, "maximum": maximum, "multiple_of": args.block}
-        for name in ("shape", "ratio", "beta"):
-            if getattr(args, name) is not None:
-                options[name] = getattr(args, name)
-        if args.weights is not None:
-            options["weights"] = _weights(args.weights)
+        options: dict[str, Any] = {
+            "shape": args.shape,
+            "ratio": args.ratio,
+            "beta": args.beta,
+            "weights": None if args.weights is None else _weights(args.weights),
+            "minimum": args.min,
+            "maximum": maximum,
+            "multiple_of": args.block,
+        }
         count = len(self.planned) if model is not None else self.layers
         if args.memory is not None:
             if self.kv_heads is None or self.head_dim is None:
@@ -173,7 +177,7 @@ class _Request:
         """Return the bytes of so many positions of one layer; None where heads and their size are not known."""
         if self.kv_heads is None or self.head_dim is None:
             return None
-        return -(-positions * position_bits(self.kv_heads, self.head_dim, self.dtype) // 8)
+        return cache_nbytes(positions, self.kv_heads, self.head_dim, self.dtype)
 
     def _window_bytes(self) -> int:
         return self.bytes_of(self._window_positions()) or 0
