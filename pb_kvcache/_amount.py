@@ -12,7 +12,7 @@ import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,13 @@ from ._checks import natural, plain_array, real, shown, uint32
 from ._native import lib
 from ._options import choice
 
+_Name = TypeVar("_Name", bound=str)
+
 #: The ways to say how much.
 Kind = Literal["budget", "total", "memory", "fraction"]
+
+#: How budgets may fall from the first layer to the last.
+Shape = Literal["uniform", "pyramid", "geometric", "weights"]
 
 #: The shapes, by name.
 SHAPES: dict[str, int] = {
@@ -36,7 +41,7 @@ SHAPES: dict[str, int] = {
 DEFAULT_RATIO = 4.0
 
 
-def only_one(arguments: Mapping[str, Any], rule: str = "") -> str | None:
+def only_one(arguments: Mapping[_Name, Any], rule: str = "") -> _Name | None:
     """Return the name of the argument that is given, None where all of them are None.
 
     Parameters
@@ -51,14 +56,14 @@ def only_one(arguments: Mapping[str, Any], rule: str = "") -> str | None:
     ValueError
         More than one is given.
     """
-    given = {name: value for name, value in arguments.items() if value is not None}
+    given = [name for name, value in arguments.items() if value is not None]
     if len(given) > 1:
         stated = ", ".join(
-            f"{name} = {shown(value)}" if isinstance(value, (numbers.Number, str)) else name
-            for name, value in given.items()
+            f"{name} = {shown(arguments[name])}" if isinstance(arguments[name], (numbers.Number, str)) else name
+            for name in given
         )
         raise ValueError(f"{stated}: only one of them can be given{rule}")
-    return next(iter(given), None)
+    return given[0] if given else None
 
 
 class TotalError(ValueError):
@@ -116,6 +121,18 @@ class Amount:
         name = kind if name is None else name
         return cls(kind, _CHECKS[kind](name, value), name)
 
+    @classmethod
+    def one_of(cls, arguments: Mapping[Kind, Any]) -> Amount | None:
+        """Check the one argument that is given; None where all of them are None.
+
+        Raises
+        ------
+        TypeError, ValueError
+            More than one is given, or as for :meth:`of`.
+        """
+        kind = only_one(arguments)
+        return None if kind is None else cls.of(kind, arguments[kind])
+
     @property
     def needs_prompt(self) -> bool:
         """Whether the total depends on a sequence: on its length, or on what one of its positions takes."""
@@ -145,18 +162,16 @@ class Amount:
         return round(Fraction(self.value) * length * num_layers) // multiple_of * multiple_of
 
     def refusal(self, error: TotalError, num_layers: int, *, position_bits: int = 0, length: int = 0) -> ValueError:
-        """Return the error of a total out of range, in the terms of this amount and with the amount that would do."""
+        """Return the error of a memory or a fraction whose total is out of range, with the amount that would do."""
         if self.kind == "memory":
             return ValueError(
                 f"{self.name} = {self.value}: holds {error.total} positions of {position_bits / 8:g} bytes, and "
                 f"{error.rule}, that is {-(-error.limit * position_bits // 8)} bytes"
             )
-        if self.kind == "fraction":
-            return ValueError(
-                f"{self.name} = {self.value}: of {length} positions in {num_layers} layers it is {error.total} in all, "
-                f"and {error.rule}, that is a fraction of {error.limit / (length * num_layers):g}"
-            )
-        return error
+        return ValueError(
+            f"{self.name} = {self.value}: of {length} positions in {num_layers} layers it is {error.total} in all, and "
+            f"{error.rule}, that is a fraction of {error.limit / (length * num_layers):g}"
+        )
 
 
 def _share(name: str, value: Any) -> float:
@@ -190,7 +205,7 @@ class Curve:
         For ``"weights"``: one per layer, float64, shape ``(num_layers,)``, read-only; None for the others.
     """
 
-    shape: str
+    shape: Shape
     ratio: float | None = None
     beta: float | None = None
     weights: npt.NDArray[np.float64] | None = None
@@ -208,37 +223,36 @@ class Curve:
     ) -> Curve:
         """Check what a caller stated; None is not stated.
 
-        Without a shape it is ``"weights"`` where weights are given and ``"pyramid"`` else; without a ratio and a beta
-        the ratio is :data:`DEFAULT_RATIO`. `layer` is what there is one weight for, in the caller's terms.
+        The shape is ``"weights"`` where weights are given and ``"pyramid"`` else. The ratio is :data:`DEFAULT_RATIO`
+        where no beta is given. `layer` is what has a weight each, in the caller's terms.
 
         Raises
         ------
         TypeError
             A shape that is not a string, a ratio or beta that is not a real number, weights that are not an array of
-            them.
+            real numbers.
         ValueError
-            Arguments that contradict each other; a ratio, a weight or ``beta - 0.5`` that is not finite and above 0.
+            Arguments that contradict each other. A ratio or weight that is not finite and above 0, a beta that is not
+            finite and above 0.5.
         """
         # Which of them belong together.
+        if shape is None and weights is not None:
+            only_one({"ratio": ratio, "beta": beta, "weights": weights})
         only_one({"ratio": ratio, "beta": beta}, "; ratio = 2 * beta - 1")
         if shape is None:
-            only_one({"ratio": ratio, "beta": beta, "weights": weights})
             shape = "pyramid" if weights is None else "weights"
-        if not isinstance(shape, str):
-            raise TypeError(f"shape = {shape!r}: must be a string")
-        shape = str(shape)
-        choice("shape", shape, SHAPES)
-        if beta is not None and shape != "pyramid":
-            raise ValueError(f"beta = {shown(beta)}: belongs to shape 'pyramid', not to {shape!r}")
-        if ratio is not None and shape not in ("pyramid", "geometric"):
-            raise ValueError(f"ratio = {shown(ratio)}: belongs to shapes 'pyramid' and 'geometric', not to {shape!r}")
-        if (weights is not None) != (shape == "weights"):
+        form = _shape(shape)
+        if beta is not None and form != "pyramid":
+            raise ValueError(f"beta = {shown(beta)}: belongs to shape 'pyramid', not to {form!r}")
+        if ratio is not None and form not in ("pyramid", "geometric"):
+            raise ValueError(f"ratio = {shown(ratio)}: belongs to shapes 'pyramid' and 'geometric', not to {form!r}")
+        if (weights is not None) != (form == "weights"):
             missing = "must be given for" if weights is None else "cannot be given for"
-            raise ValueError(f"weights: {missing} shape {shape!r}")
+            raise ValueError(f"weights: {missing} shape {form!r}")
         # Their values.
         if weights is not None:
             return cls("weights", weights=_weights(weights, num_layers, layer))
-        if shape == "uniform":
+        if form == "uniform":
             return cls("uniform")
         if beta is not None:
             value = real("beta", beta)
@@ -248,7 +262,14 @@ class Curve:
         value = DEFAULT_RATIO if ratio is None else real("ratio", ratio)
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"ratio = {ratio}: must be finite and greater than 0")
-        return cls(shape, value)
+        return cls(form, value)
+
+
+def _shape(value: Any) -> Shape:
+    if not isinstance(value, str):
+        raise TypeError(f"shape = {value!r}: must be a string")
+    choice("shape", value, SHAPES)
+    return cast(Shape, str(value))
 
 
 def _weights(value: Any, num_layers: int, layer: str) -> npt.NDArray[np.float64]:

@@ -391,10 +391,9 @@ def plan(
     (3994, 102, 65536)
     """
     layers = positive("num_layers", num_layers)
-    stated = only_one({"budget": budget, "total": total})
-    if stated is None:
+    amount = Amount.one_of({"budget": budget, "total": total})
+    if amount is None:
         raise ValueError("budget, total: one of them must be given")
-    amount = Amount.of("total", total) if stated == "total" else Amount.of("budget", budget)
     curve = Curve.of(layers, shape, ratio, beta, weights)
     bounds = Bounds.of(layers, minimum, maximum, multiple_of)
     positions = amount.total(layers)
