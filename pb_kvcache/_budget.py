@@ -25,8 +25,8 @@ def _too_large(budget: int, num_layers: int, pyramid_ratio: int) -> ValueError:
 def pyramid_budget(budget: int, layer: int, num_layers: int, pyramid_ratio: int = 4) -> int:
     """Return one layer's share of the cache, in positions.
 
-    ``floor(2*budget*(r*(L-1) - layer*(r-1)) / ((r+1)*(L-1)))`` for ``L > 1`` layers and ratio ``r``; ``budget``
-    itself for one layer. Exact for every argument. The recent window is not considered.
+    ``floor(2*budget*(r*(L-1) - layer*(r-1)) / ((r+1)*(L-1)))`` for ``L > 1`` layers and ratio ``r``. For one layer it
+    is ``budget``. Exact for every argument. The recent window is not considered.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def pyramid_budget(budget: int, layer: int, num_layers: int, pyramid_ratio: int 
 
 
 def _exact(budget: int, layer: int, num_layers: int, ratio: int) -> int:
-    """Return the share in unlimited integers: tells a share of 2**32 - 1 from one that was cut to it."""
+    """Return the share in unlimited integers. It tells a share of 2**32 - 1 from one that was cut to it."""
     if num_layers == 1:
         return budget
     steps = num_layers - 1
@@ -68,7 +68,7 @@ def _exact(budget: int, layer: int, num_layers: int, ratio: int) -> int:
 def pyramid_budgets(budget: int, num_layers: int, pyramid_ratio: int = 4) -> npt.NDArray[np.uint32]:
     """Return every layer's share, shape ``(num_layers,)``, in one call.
 
-    Flooring loses up to ``num_layers - 1`` positions of ``budget * num_layers``; :func:`pb_kvcache.plan` loses none.
+    Flooring loses up to ``num_layers - 1`` positions of ``budget * num_layers``. :func:`pb_kvcache.plan` loses none.
 
     Parameters and errors as for :func:`pyramid_budget`.
     """

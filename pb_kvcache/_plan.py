@@ -74,7 +74,7 @@ class LayerPlan:
         Raises
         ------
         TypeError, ValueError
-            As for :func:`plan`; also where `nbytes` does not hold every layer's minimum.
+            As for :func:`plan`. Also where `nbytes` does not hold every layer's minimum.
 
         Examples
         --------
@@ -96,7 +96,7 @@ class LayerPlan:
             Share of the sequence that the layers keep on average, above 0 and at most 1. The total is
             ``fraction * sequence_length * num_layers`` to the nearest position, and then rounded down to a block.
         sequence_length
-            Positions of the sequence; no layer gets more, unless `maximum` says otherwise.
+            Positions of the sequence. No layer gets more, unless `maximum` says otherwise.
         num_layers
             Layers of the model.
         **options
@@ -105,7 +105,7 @@ class LayerPlan:
         Raises
         ------
         TypeError, ValueError
-            As for :func:`plan`; also where the share does not hold every layer's minimum.
+            As for :func:`plan`. Also where the share does not hold every layer's minimum.
 
         Examples
         --------
@@ -253,7 +253,7 @@ class LayerPlan:
             if name not in fields:
                 raise ValueError(f"{name}: is missing; a plan has {', '.join(needed)}")
         budgets = fields["budgets"]
-        # Before num_layers budgets are made: a number alone must not take gigabytes.
+        # Before the plan is made: a number alone must not take gigabytes.
         if not isinstance(budgets, Sequence) or len(budgets) != positive("num_layers", fields["num_layers"]):
             raise ValueError(f"budgets: must be a list of num_layers = {shown(fields['num_layers'])} integers")
         if not isinstance(fields["shape"], str):  # a plan has one: None is not the default here
@@ -350,7 +350,8 @@ def plan(
         The paper's parameter instead of `ratio`, for ``"pyramid"``: the last layer keeps ``budget / beta`` and the
         first ``2 * budget`` less that, which is a ratio of ``2 * beta - 1``. Above 0.5. The paper uses 10 to 30.
     weights
-        One per layer, finite and above 0: a measured curve. Only their proportions matter.
+        One per layer, finite and above 0: a measured curve. Only their proportions matter. A weight below the 2**-60th
+        part of the largest counts as that part.
     minimum, maximum
         The fewest and the most positions of a layer: a number, or one per layer. The maximum is typically the
         sequence's length. None is no maximum. A minimum is rounded up to a multiple, a maximum down.
