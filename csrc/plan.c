@@ -102,21 +102,29 @@ typedef struct real {
 
 #define TOP_BIT ((uint64_t)1 << 63)
 
-/* A finite double >= 0, by its bits: the same in every rounding mode, and with subnormals switched off. */
-static inline real real_of(double value)
+/* n * 2^exponent. Not by a conversion to double, which may round 0 to -0.0. */
+static inline real real_of(uint64_t n, int64_t exponent)
+{
+    if (n == 0) {
+        return (real){{0, 0}, 0};
+    }
+    for (int step = 32; step > 0; step /= 2) {
+        if (n >> (64 - step) == 0) {
+            n <<= step;
+            exponent -= step;
+        }
+    }
+    return (real){{n, 0}, exponent + 63};
+}
+
+/* A finite double > 0, by its bits: the same in every rounding mode, and with subnormals switched off. */
+static inline real real_of_double(double value)
 {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
     const int64_t field = (int64_t)(bits >> 52);
-    real x = {{bits << 11, 0}, field - 1023};
-    if (field != 0) {
-        x.mantissa.high |= TOP_BIT;
-    } else if (bits != 0) { /* subnormal */
-        for (x.exponent = -1022; x.mantissa.high < TOP_BIT; --x.exponent) {
-            x.mantissa.high <<= 1;
-        }
-    }
-    return x;
+    const uint64_t fraction = bits & (((uint64_t)1 << 52) - 1);
+    return field == 0 ? real_of(fraction, -1074) : real_of(fraction | (uint64_t)1 << 52, field - 1075);
 }
 
 static bool is_positive(double value)
@@ -178,17 +186,17 @@ static void weights_start(weights *w, const pb_kvcache_plan_params *params, size
         w->shape = PB_KVCACHE_PLAN_UNIFORM;
     }
     if (w->shape == PB_KVCACHE_PLAN_PYRAMID) { /* the largest is ratio * last or last */
-        const real largest = real_of((double)w->last);
-        w->ratio = real_of(params->ratio);
+        const real largest = real_of(w->last, 0);
+        w->ratio = real_of_double(params->ratio);
         w->exponent = w->ratio.exponent < 0 ? largest.exponent : real_multiply(w->ratio, largest).exponent;
     } else if (w->shape == PB_KVCACHE_PLAN_GEOMETRIC) { /* the largest is ratio or 1 */
-        w->ratio = real_of(params->ratio);
+        w->ratio = real_of_double(params->ratio);
         w->exponent = w->ratio.exponent < 0 ? 0 : w->ratio.exponent;
         w->factor = inverse_root(w->ratio, w->last);
     } else if (w->shape == PB_KVCACHE_PLAN_WEIGHTS) {
         w->exponent = INT64_MIN;
         for (size_t layer = 0; layer < num_layers; ++layer) {
-            const int64_t exponent = real_of(params->weights[layer]).exponent;
+            const int64_t exponent = real_of_double(params->weights[layer]).exponent;
             w->exponent = exponent > w->exponent ? exponent : w->exponent;
         }
     }
@@ -200,8 +208,8 @@ static void weights_start(weights *w, const pb_kvcache_plan_params *params, size
  */
 static uint64_t pyramid_weight(const weights *w, size_t layer)
 {
-    const real first = real_multiply(w->ratio, real_of((double)(w->last - layer))); /* 85 bits: exact */
-    const real second = real_of((double)layer);
+    const real first = real_multiply(w->ratio, real_of(w->last - layer, 0)); /* 85 bits: exact */
+    const real second = real_of(layer, 0);
     const wide sum = add(halved(first.mantissa, 127 - 92 + w->exponent - first.exponent),
                          halved(second.mantissa, 127 - 92 + w->exponent - second.exponent));
     return halved(sum, 32).low;
@@ -219,7 +227,7 @@ static inline uint64_t weights_next(weights *w, size_t layer)
         const uint64_t rounded = (top >> 11) + ((top >> 10) & 1u); /* 53 bits, or 2^53 */
         weight = halved((wide){0, rounded << 9}, 1 + w->exponent - w->running.exponent).low;
     } else if (w->shape == PB_KVCACHE_PLAN_WEIGHTS) {
-        const real x = real_of(w->params->weights[layer]);
+        const real x = real_of_double(w->params->weights[layer]);
         weight = halved((wide){0, x.mantissa.high}, 3 + w->exponent - x.exponent).low;
     }
     return weight + (weight == 0);
