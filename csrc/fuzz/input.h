@@ -1,5 +1,5 @@
-/* What the fuzz targets share: numbers from the fuzzer's bytes, promises that end the run, and an allocator that is soon
- * short of memory. */
+/* What the fuzz targets share: numbers from the fuzzer's bytes, promises that end the run, and an allocator that is
+ * soon short of memory. */
 #ifndef FUZZ_INPUT_H
 #define FUZZ_INPUT_H
 
