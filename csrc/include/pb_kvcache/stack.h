@@ -168,7 +168,7 @@ PB_KVCACHE_API size_t pb_kvcache_stack_peak_resident(const pb_kvcache_stack *sta
 /* Bytes that the stack took from its allocator; 0 for NULL. */
 PB_KVCACHE_API size_t pb_kvcache_stack_memory_bytes(const pb_kvcache_stack *stack);
 
-/* Back to a new stack: every layer keeps position 0 and remembers nothing. The peak starts anew. PB_KVCACHE_ERROR_NULL. */
+/* Back to a new stack: every layer keeps position 0 and remembers nothing, and the peak too. PB_KVCACHE_ERROR_NULL. */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_reset(pb_kvcache_stack *stack);
 
 /*
