@@ -16,7 +16,7 @@ typedef struct input {
     size_t left;
 } input;
 
-/* The next `bytes` bytes, at most 8, as a number; bytes that are no longer there are 0. */
+/* The next `bytes` bytes, at most 8, as a number. Bytes that are no longer there are 0. */
 static inline uint64_t take_wide(input *in, size_t bytes)
 {
     uint64_t value = 0;
