@@ -197,7 +197,7 @@ static void test_copies(void)
             good = good && lanes->finite(x, n);
             good = good && same_passes(lanes, x, n, -2.0f, 3.0f) && same_passes(lanes, x, n, 1.0f, 3.0f)
                    && same_passes(lanes, x, n, -5.0f, 0.0f) && same_passes(lanes, x, n, 0.0f, 5.0f)
-                   && same_passes(lanes, x, n, x[n / 2], 9.0f);
+                   && same_passes(lanes, x, n, 0.0f, 0.0f) && same_passes(lanes, x, n, x[n / 2], 9.0f);
             CHECK(good);
         }
         /* Numbers that are none, in every place of a vector. */

@@ -92,6 +92,7 @@ static void test_refusals(void)
     REFUSED(c.workspace = c.budgets, PB_KVCACHE_ERROR_OVERLAP);
     REFUSED(c.workspace = c.kept, PB_KVCACHE_ERROR_OVERLAP);
     REFUSED(c.budgets_at = c.kept, PB_KVCACHE_ERROR_OVERLAP);
+    REFUSED((c.budgets_at = memcpy(workspace, c.budgets, sizeof c.budgets)), PB_KVCACHE_ERROR_OVERLAP);
     REFUSED((c.scores = (const float *)(const void *)c.kept, c.params.nan = PB_KVCACHE_NAN_LOWEST),
             PB_KVCACHE_ERROR_OVERLAP);
 #undef REFUSED
