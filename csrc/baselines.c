@@ -75,8 +75,11 @@ static void scissorhands_observe(pb_kvcache *policy, const float *attn)
 
 static const pb_kvcache_priv_rules oldest_rules = {.choose = choose_oldest};
 
-static const pb_kvcache_priv_rules h2o_rules
-    = {.observe = h2o_observe, .choose = choose_lowest, .forget = forget_scores, .join = join_with_zero, .score = score};
+static const pb_kvcache_priv_rules h2o_rules = {.observe = h2o_observe,
+                                                .choose = choose_lowest,
+                                                .forget = forget_scores,
+                                                .join = join_with_zero,
+                                                .score = score};
 
 static const pb_kvcache_priv_rules tova_rules = {.observe = tova_observe,
                                                  .choose = choose_lowest,
@@ -134,7 +137,7 @@ static pb_kvcache *create(const baseline *policy, const void *params, const pb_a
     return shape_of(policy, params, &shape) == PB_KVCACHE_OK ? pb_kvcache_priv_new(&shape, allocator) : NULL;
 }
 
-/* The public names of one baseline: its check and its vtable. */
+/* The public names of one baseline, its check and its vtable. A new one needs its params, its rules and a line. */
 #define BASELINE(name, rules, second, ...)                                                                             \
     static const baseline name = {rules, second, __VA_ARGS__};                                                         \
     static pb_kvcache *name##_create(const void *params, const pb_allocator *allocator, pb_rng *rng)                   \
@@ -147,7 +150,7 @@ static pb_kvcache *create(const baseline *policy, const void *params, const pb_a
         pb_kvcache_priv_shape shape;                                                                                   \
         return shape_of(&name, params, &shape);                                                                        \
     }                                                                                                                  \
-    const pb_kvcache_vtable pb_kvcache_##name = {name##_create, pb_kvcache_priv_on_decode_step, pb_kvcache_priv_evict,   \
+    const pb_kvcache_vtable pb_kvcache_##name = {name##_create, pb_kvcache_priv_on_decode_step, pb_kvcache_priv_evict, \
                                                  pb_kvcache_priv_memory_bytes, pb_kvcache_priv_destroy}
 
 BASELINE(sliding_window, &oldest_rules, BUDGET_ALONE, PB_KVCACHE_SLIDING_WINDOW_PARAMS_DEFAULT);

@@ -11,6 +11,7 @@
  */
 void CHOOSE(const SCORE *scores, size_t n, size_t count, uint32_t *chosen)
 {
+    /* None, one, all */
     if (count == 0) {
         return;
     }
@@ -48,6 +49,7 @@ void CHOOSE(const SCORE *scores, size_t n, size_t count, uint32_t *chosen)
             break;
         }
     }
+    /* Every lower key, and the first `rest` of those that are equal */
     size_t written = 0;
     for (size_t i = 0; i < n && written < count; ++i) {
         const KEY key = KEY_OF(scores[i]) & mask;

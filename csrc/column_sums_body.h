@@ -6,13 +6,13 @@
  *   COLUMN_SUMS   the name
  *   TARGET        the function's attributes, or nothing
  *   ROW           what a row is made of
- *   LOAD(x)       one element as a float; may note what it sees in the uint32_t `seen`
+ *   LOAD(x)       one element as a float. May note what it sees in the uint32_t `seen`
  *   SUM           what is summed in
  *   TILE          columns that are summed together
  *
  * sums[i] = 0 + rows[0][i] + rows[1][i] + ..., in this order, whatever TILE is, for i < n. Row r starts at
- * rows + r * stride and has lengths[r] columns, or n where `lengths` is NULL; a column beyond them counts as 0. `sums`
- * does not overlap the rows. Returns what LOAD has seen.
+ * rows + r * stride and has lengths[r] columns, or n where `lengths` is NULL. A column beyond them counts as 0.
+ * `sums` does not overlap the rows. Returns what LOAD has seen.
  */
 TARGET static uint32_t COLUMN_SUMS(const ROW *rows, ptrdiff_t stride, const uint32_t *lengths, size_t num_rows,
                                    size_t n, SUM *sums)

@@ -3,7 +3,7 @@
 #include "bits.h"
 #include "checks.h"
 
-/* The bytes that `count` items `stride` apart span, less one item; false where they do not fit. */
+/* Bytes from the start of the first of `count` items, `stride` apart, to the start of the last. false: too many. */
 static bool span(size_t count, ptrdiff_t stride, size_t *bytes)
 {
     return pb_kvcache_priv_mul(count > 0 ? count - 1 : 0, magnitude(stride), bytes);
@@ -39,7 +39,7 @@ static pb_kvcache_status layout(const pb_kvcache_rows *rows, const unsigned char
 /* Rows fetched ahead of the one that moves: half of 32,768 rows of 512 bytes then move at 0.9 of the time. */
 #define AHEAD 16u
 #define CACHE_LINE 64u
-#define MOST_FETCHED 1024u /* bytes of a row; the processor follows longer ones by itself */
+#define MOST_FETCHED 1024u /* bytes of a row. The processor follows longer ones by itself */
 
 static void fetch(const unsigned char *row, size_t bytes)
 {
@@ -82,6 +82,7 @@ pb_kvcache_status pb_kvcache_compact(const pb_kvcache_rows *rows, size_t first_h
     size_t length = 0;
     size_t most = 0;
     size_t index_bytes = 0;
+    /* Checks: the rows and the range, their layout, the counts */
     if (rows == NULL || rows->data == NULL || indices == NULL || counts == NULL) {
         return PB_KVCACHE_ERROR_NULL;
     }
@@ -107,6 +108,7 @@ pb_kvcache_status pb_kvcache_compact(const pb_kvcache_rows *rows, size_t first_h
     if (end_head == first_head || most == 0) {
         return PB_KVCACHE_OK;
     }
+    /* The indices: where they lie, then each of them */
     if (!pb_kvcache_priv_span_bytes(end_head, indices_stride, most, sizeof *indices, &index_bytes)) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }

@@ -2,8 +2,15 @@
  * What the library's sources share among themselves. Nothing here is installed. Every name that the linker sees starts
  * with pb_kvcache_priv_ and is hidden in a shared library.
  *
- * Who calls whom, from the ground up: bits.h; lanes.c; checks.c; the kernels score.c, pool.c and choose.c; then select.c
- * on one side, policy.c with snapkv.c, pyramidkv.c, baselines.c and stack.c on the other. Nothing calls upwards.
+ * Who calls whom, each only what stands above it:
+ *
+ *   bits.h                                floats by their bits
+ *   lanes.h                               inner loops, by instruction set
+ *   checks.h                              what several functions check
+ *   kernels.h: score.c, pool.c, choose.c  score, pool, choose
+ *   select.c | policy.c, snapkv.c, pyramidkv.c, baselines.c, stack.c
+ *
+ * allocator.c, budget.c, compact.c, plan.c and status.c stand beside these. They call at most checks.c.
  */
 #ifndef PB_KVCACHE_INTERNAL_H
 #define PB_KVCACHE_INTERNAL_H
@@ -20,7 +27,7 @@
 #error "pb_kvcache must not be compiled with -ffast-math or -ffinite-math-only"
 #endif
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0
-#error "pb_kvcache needs float and double without excess precision: compile with -msse2 -mfpmath=sse (32-bit x86) or -fexcess-precision=fast (gcc on s390x)"
+#error "pb_kvcache needs floats without excess precision: -msse2 -mfpmath=sse, on s390x -fexcess-precision=fast"
 #endif
 
 /* The caller's allocator, or malloc and free for NULL. false where one of its functions is NULL. */
@@ -34,7 +41,7 @@ typedef struct pb_kvcache_priv_rules {
     void (*observe)(pb_kvcache *policy, const float *attn);
     /* Indices of the `count` positions to drop, ascending, among first .. first+candidates-1. */
     void (*choose)(pb_kvcache *policy, size_t first, size_t candidates, size_t count, uint32_t *chosen);
-    /* Remove the chosen indices from what is remembered; kept_count is still the old one. NULL: nothing remembered. */
+    /* Remove the chosen indices from what is remembered. kept_count is still the old one. NULL: nothing remembered. */
     void (*forget)(pb_kvcache *policy, const uint32_t *chosen, size_t count);
     /* Position `kept[kept_count]` is about to join: its state starts from nothing. NULL: nothing to do. */
     void (*join)(pb_kvcache *policy);
@@ -67,8 +74,8 @@ struct pb_kvcache {
     pb_allocator allocator; /* alloc is NULL where the memory belongs to someone else: a stack */
     size_t kept_count;
     uint32_t cursor;   /* the ring slot that the next observed step fills */
-    size_t unobserved; /* TOVA: newest positions that no observed step has weighed, never dropped; others: 0 */
-    double *scores;    /* SnapKV: scratch; others: what they remember of each kept position */
+    size_t unobserved; /* newest positions that no observed step has weighed, never dropped. 0 for all but TOVA */
+    double *scores;    /* what is remembered of each kept position. SnapKV: scratch */
     double *pooled;    /* SnapKV: scratch */
     uint32_t *kept;    /* ascending */
     uint32_t *lengths; /* columns that each ring slot holds */

@@ -1,7 +1,7 @@
 /*
  * The inner loops that the prefill selection spends its time in: plain loops that a compiler turns into vectors, each
  * element of a vector computed as the scalar would be, so that every instruction set gives the same bits. On x86 the
- * same loops are compiled again for AVX2 and AVX-512; which copy runs is asked of the processor at each call.
+ * same loops are compiled again for AVX2 and AVX-512. Each call asks the processor which copy it can run.
  *
  * Microseconds for a row of 32,768 float logits, Zen 5, GCC 12 (SSE2, AVX2, AVX-512):
  *   top 12 1.9 1.0   exps 22 11 5.4   add_scaled 2.2 1.2 1.0   sums 8 3.2 1.5   between 26 26 2.9   above 15 15 1.5
@@ -24,9 +24,9 @@
 /* Partial sums side by side: enough that no addition waits for the one before it with 512-bit registers (with 16 a row
  * took 8 % longer from GCC, 28 % from clang). Part of the definition of a sum. */
 #define SUM_LANES 64u
-/* Exponentials between two folds of the lanes. A tile stays in the first cache; part of the definition of a sum. */
+/* Exponentials between two folds of the lanes. A tile stays in the first cache. Part of the definition of a sum. */
 #define EXP_TILE 1024u
-/* Columns summed together. Any value gives the same sums; 4 KB a row is what the prefetcher likes. */
+/* Columns summed together. Any value gives the same sums. 4 KB a row is what the prefetcher likes. */
 #define SUM_TILE 1024u
 
 #define CACHE_LINE 64u
@@ -52,7 +52,7 @@ static inline uint32_t choose(bool condition, uint32_t a, uint32_t b)
  *
  * t = k ln 2 + r with k the nearest integer (adding 1.5 * 2^23 leaves it in the low bits) and |r| <= ln(2) / 2. ln 2 is
  * split in two so that k * LN2_HIGH is exact. The polynomial is the minimax one for the relative error of
- * 1 + r + r^2 q(r), q of degree 4; its own error is 2^-28. Its terms are paired rather than nested, so that fewer
+ * 1 + r + r^2 q(r), q of degree 4. Its own error is 2^-28. Its terms are paired rather than nested, so that fewer
  * operations wait for each other: 24 us a row of 32,768 became 22.5 with SSE2.
  */
 static inline float exp_to_one(float t)
@@ -104,11 +104,12 @@ static inline float probability(float x, uint32_t *seen)
 }
 
 /*
- * ---- The two passes of a choice over all scores, by their keys ----
+ * ---- The passes of a choice over all scores, by their keys ----
  *
- * Above a bound of 0, and from any bound above 0 on, the bits themselves, as signed integers, compare as the keys do:
- * those of negative scores and of -0.0 are negative. Scores are hardly ever negative, and 32,768 of them take a sixth less time so. Each pass is written
- * once, with `raw` a constant that the compiler folds.
+ * Two comparisons come out the same for the bits of a score, taken as a signed integer, as for its key: "> bound" for a
+ * bound >= 0, and ">= bound" for a bound > 0. The bits of negative scores and of -0.0 are negative. Scores are hardly
+ * ever negative, and a pass over 32,768 of them takes a sixth less time by their bits. Each pass is written once, with
+ * `raw` a constant that the compiler folds.
  */
 static inline int32_t key_or_bits(float x, bool raw)
 {

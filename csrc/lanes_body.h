@@ -8,9 +8,9 @@
  */
 
 /*
- * The largest of n > 0 elements, provided that none is NaN: what is returned tells. By keys, integers in the order of
- * the floats, because compilers turn integer maxima into vectors and float ones not: +inf and a positive NaN are above
- * every other, a negative NaN is below.
+ * The largest of n > 0 elements. Returns false where one of them is NaN or +inf, and then *top is of no use. By keys,
+ * because compilers turn maxima of integers into vectors, and those of floats not. The keys of +inf and of a positive
+ * NaN are above all others, those of a negative NaN below.
  */
 TARGET static bool NAME(top)(const void *row, size_t n, float *top)
 {
@@ -28,8 +28,8 @@ TARGET static bool NAME(top)(const void *row, size_t n, float *top)
 
 /*
  * e[i] = exp(x[i] * scale - top * scale) for i < n, and the sum of them: within a tile in float, by lanes that are
- * folded in pairs, and over the tiles in double. No element is NaN or +inf and none exceeds `top`. `next` is the row that
- * will be wanted next, as long as this one, or NULL.
+ * folded in pairs, and over the tiles in double. No element is NaN or +inf and none exceeds `top`. `next` is the row
+ * that will be wanted next, as long as this one, or NULL.
  */
 TARGET static double NAME(exps)(const void *row, size_t n, float scale, float top, float *restrict e, const void *next)
 {
@@ -47,6 +47,7 @@ TARGET static double NAME(exps)(const void *row, size_t n, float scale, float to
         for (size_t i = 0; i < width; ++i) {
             e[start + i] = exp_to_one(TO_FLOAT(x[start + i]) * scale - shift);
         }
+        /* Sum them by lanes, fold the lanes */
         size_t i = 0;
         for (; i + SUM_LANES <= width; i += SUM_LANES) {
             for (size_t lane = 0; lane < SUM_LANES; ++lane) {

@@ -52,13 +52,18 @@ TARGET static size_t NAME(below)(const int32_t *keys, size_t n, int32_t pivot)
     return below;
 }
 
-TARGET static size_t NAME(reaching)(const float *x, size_t n, int32_t threshold)
+TARGET static inline size_t NAME(reaching_by)(bool raw, const float *x, size_t n, int32_t threshold)
 {
     uint32_t reaching = 0;
     for (size_t i = 0; i < n; ++i) {
-        reaching += (uint32_t)(key_of(x[i]) >= threshold);
+        reaching += (uint32_t)(key_or_bits(x[i], raw) >= threshold);
     }
     return reaching;
+}
+
+TARGET static size_t NAME(reaching)(const float *x, size_t n, int32_t threshold)
+{
+    return threshold > 0 ? NAME(reaching_by)(true, x, n, threshold) : NAME(reaching_by)(false, x, n, threshold);
 }
 
 static const pb_kvcache_priv_lanes SET = {

@@ -9,7 +9,7 @@
 pb_kvcache_status pb_kvcache_priv_set_bytes(pb_kvcache_priv_shape *shape)
 {
     /* A position costs 4 bytes in `kept` and in each ring slot, and 8 in each array of doubles. Both sums stay below
-     * 2^36; only their product can be too large, and on 32-bit targets the ring's lengths alone. */
+     * 2^36. Only their product can be too large, and on 32-bit targets the ring's lengths alone. */
     const uint64_t position = ((uint64_t)shape->obs_window + 1 + 2 * (uint64_t)shape->doubles) * sizeof(uint32_t);
     const uint64_t fixed = HEADER + (uint64_t)shape->obs_window * sizeof(uint32_t);
     const uint64_t most = PTRDIFF_MAX;
@@ -143,7 +143,7 @@ size_t pb_kvcache_priv_evict(pb_kvcache *policy, uint32_t budget, uint32_t *vict
     }
     size_t first;
     const size_t most = candidates(policy, &first);
-    policy->shape.rules->choose(policy, first, most, count, victims); /* indices; positions below */
+    policy->shape.rules->choose(policy, first, most, count, victims); /* indices, not yet positions */
     if (policy->shape.rules->forget != NULL) {
         policy->shape.rules->forget(policy, victims, count);
     }
@@ -249,6 +249,7 @@ pb_kvcache_status pb_kvcache_reset(pb_kvcache *policy)
 pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint32_t *positions, size_t count, const float *attn,
                                   size_t rows)
 {
+    /* Checks: pointers, room, positions, weights */
     if (policy == NULL || (positions == NULL && count > 0) || (attn == NULL && rows > 0 && count > 0)) {
         return PB_KVCACHE_ERROR_NULL;
     }
@@ -268,6 +269,7 @@ pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint32_t *positions,
     if (weights > 0 && !pb_kvcache_priv_weights_ok(attn, weights)) {
         return PB_KVCACHE_ERROR_ATTN_VALUE;
     }
+    /* Forget, let the positions join, take the steps in */
     const pb_kvcache_priv_rules *rules = policy->shape.rules;
     policy->kept_count = 0;
     policy->cursor = 0;

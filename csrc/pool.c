@@ -27,9 +27,9 @@ static size_t reach_of(size_t n, size_t kernel)
 }
 
 /*
- * The sum over the kernel is made of blocks of 1, 2, 4, ... neighbours, from the left, for the bits of its width from
- * the lowest; a block of 2w is the sum of two blocks of w; what lies outside or is not finite counts as 0. In double.
- * That is O(n log kernel), vectors all the way, and the order of additions does not depend on the position.
+ * The sum over the kernel, in double, is made of blocks of 1, 2, 4, ... neighbours, from the left: one for each bit set
+ * in the kernel's width, from the lowest. A block of 2w is the sum of two blocks of w. What lies outside or is not
+ * finite counts as 0. That is O(n log kernel), vectors all the way, and every position adds in the same order.
  */
 static void pool_average(const float *scores, size_t n, size_t kernel, double *workspace, float *pooled)
 {
@@ -37,7 +37,7 @@ static void pool_average(const float *scores, size_t n, size_t kernel, double *w
     const size_t width = 2 * reach + 1;
     const size_t padded = n + 2 * reach;
     double *sums = workspace;
-    double *blocks = workspace + n;
+    double *blocks = workspace + n; /* blocks[i] begins `reach` before score i */
     memset(blocks, 0, padded * sizeof *blocks);
     memset(sums, 0, n * sizeof *sums);
     for (size_t i = 0; i < n; ++i) {
@@ -55,7 +55,8 @@ static void pool_average(const float *scores, size_t n, size_t kernel, double *w
             blocks[i] += blocks[i + block];
         }
     }
-    size_t present = 0; /* finite scores among the neighbours */
+    /* Divide by how many of the neighbours are finite */
+    size_t present = 0;
     for (size_t i = 0; i < reach; ++i) {
         present += is_finite(scores[i]);
     }
@@ -117,6 +118,7 @@ pb_kvcache_status pb_kvcache_pool_scores(const float *scores, size_t stride, siz
                                          size_t workspace_size, float *pooled, size_t pooled_stride, size_t capacity)
 {
     size_t needed;
+    /* Checks: options, the workspace, the arrays, what overlaps */
     if (scores == NULL || pooled == NULL) {
         return PB_KVCACHE_ERROR_NULL;
     }

@@ -28,7 +28,7 @@ static void POOL_MAX(const SCORE *scores, size_t n, size_t kernel, SCORE *pooled
         }
         width += step;
     }
-    /* Centre the windows; those that begin before the array are maxima of its first elements. */
+    /* Centre the windows. Those that begin before the array are maxima of its first elements. */
     if (half < n) {
         memmove(pooled + half, pooled, (n - half) * sizeof(SCORE));
     }

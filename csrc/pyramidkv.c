@@ -9,7 +9,7 @@ pb_kvcache_status pb_kvcache_priv_pyramidkv_shape(const pb_kvcache_pyramidkv_par
     const pb_kvcache_snapkv_params snapkv = {chosen->budget, chosen->recent_window, chosen->obs_window,
                                              chosen->pool_kernel};
     pb_kvcache_priv_shape checked;
-    /* The rules that both policies have, first; what is too large is known only with the share. */
+    /* First the rules that both policies have. What is too large is known only with the share. */
     const pb_kvcache_status status = pb_kvcache_priv_snapkv_shape(&snapkv, chosen->budget, &checked);
     if (status != PB_KVCACHE_OK && status != PB_KVCACHE_ERROR_TOO_LARGE) {
         return status;

@@ -68,6 +68,7 @@ static pb_kvcache_status add_softmax(const pb_kvcache_priv_lanes *lanes, const p
                                      const pb_kvcache_priv_scratch *scratch)
 {
     float top;
+    /* A row of numbers */
     if (lanes->top[attn->dtype](row, seen, &top) && top * attn->scale <= FLT_MAX) {
         if (!(top * attn->scale >= -FLT_MAX)) { /* nothing but -inf */
             return nan == PB_KVCACHE_NAN_LOWEST ? PB_KVCACHE_OK : PB_KVCACHE_ERROR_MASKED;
@@ -79,11 +80,13 @@ static pb_kvcache_status add_softmax(const pb_kvcache_priv_lanes *lanes, const p
     if (nan == PB_KVCACHE_NAN_REFUSE) {
         return PB_KVCACHE_ERROR_LOGIT;
     }
+    /* A row with others, which count as -inf */
     float factor = 1.0f;
     copy_usable(lanes, attn, row, seen, scratch->copy);
     (void)lanes->top[PB_KVCACHE_FLOAT32](scratch->copy, seen, &top);
     if (top * attn->scale >= -FLT_MAX) {
-        factor = (float)(1.0 / lanes->exps[PB_KVCACHE_FLOAT32](scratch->copy, seen, attn->scale, top, scratch->exps, NULL));
+        const double sum = lanes->exps[PB_KVCACHE_FLOAT32](scratch->copy, seen, attn->scale, top, scratch->exps, NULL);
+        factor = (float)(1.0 / sum);
     } else {
         memset(scratch->exps, 0, seen * sizeof(float));
     }
@@ -110,7 +113,7 @@ static pb_kvcache_status window_sums(const pb_kvcache_priv_lanes *lanes, const p
     }
     memset(scratch->sums, 0, scored * sizeof(float));
     for (size_t row = 0; row < attn->window; ++row) {
-        /* The next row, of this head or of the next one; for the very last there is none. */
+        /* The next row, of this head or of the next one. The very last has none. */
         const bool last = row + 1 == attn->window;
         const unsigned char *next = last ? q_head + 1 < attn->num_q_heads ? row_of(attn, q_head + 1, 0) : NULL
                                          : row_of(attn, q_head, row + 1);
@@ -237,6 +240,7 @@ pb_kvcache_status pb_kvcache_window_scores(const pb_kvcache_attention *attn, pb_
 {
     size_t needed;
     size_t bytes;
+    /* Checks: the attention, options, the workspace, the output, what overlaps */
     pb_kvcache_status status = pb_kvcache_window_scores_workspace_size(attn, first_head, end_head, &needed);
     if (status != PB_KVCACHE_OK) {
         return status;
@@ -265,7 +269,7 @@ pb_kvcache_status pb_kvcache_window_scores(const pb_kvcache_attention *attn, pb_
         || pb_kvcache_priv_overlaps_attention(attn, first_head, end_head, workspace, needed)) {
         return PB_KVCACHE_ERROR_OVERLAP;
     }
-    /* Staged, so that nothing is written where a later head is refused. */
+    /* Score into the workspace, so that nothing is written where a later head is refused. Then copy. */
     float *staged = (float *)pb_kvcache_priv_align(workspace);
     const pb_kvcache_priv_scratch scratch =
         pb_kvcache_priv_scratch_at(staged + (end_head - first_head) * attn->n, attn->n);

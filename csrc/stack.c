@@ -12,7 +12,7 @@ struct pb_kvcache_stack {
     pb_kvcache *layers[];
 };
 
-/* Up to where a double can follow; `bytes` is at most PTRDIFF_MAX, so the answer is at most PTRDIFF_MAX + 1. */
+/* Bytes rounded up, so that a double can follow. `bytes` is at most PTRDIFF_MAX, the answer at most PTRDIFF_MAX + 1. */
 static size_t aligned(size_t bytes)
 {
     return (bytes + sizeof(double) - 1) / sizeof(double) * sizeof(double);

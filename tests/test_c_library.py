@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import os
 import re
 import shutil
@@ -173,6 +174,23 @@ def test_the_static_library_defines_no_foreign_names(installed: Path, run: Run) 
     names = [line.split()[-1] for line in listing.splitlines() if len(line.split()) == 3]
     assert names
     assert [name for name in names if not name.startswith("pb_kvcache_")] == []
+
+
+def test_the_sources_use_each_other_without_a_circle(installed: Path, run: Run) -> None:
+    """As internal.h says: bits, inner loops, checks, kernels, then the policies and the selection."""
+    listing = run("nm", "-A", library(installed, "libpb_kvcache.a")).stdout
+    symbols = re.findall(r":(\w+\.c)\.o(?:bj)?:\s*[0-9a-f]* (\w) (pb_kvcache_\w+)$", listing, re.M)
+    home = {name: source for source, kind, name in symbols if kind not in "Uwv"}
+    uses: dict[str, set[str]] = {source: set() for source in home.values()}
+    for source, kind, name in symbols:
+        if kind == "U":
+            uses[source].add(home[name])
+    order = list(graphlib.TopologicalSorter(uses).static_order())  # raises on a circle
+    assert {"lanes.c", "checks.c", "score.c", "pool.c", "choose.c", "select.c", "policy.c"} <= set(order)
+    assert uses["lanes.c"] == set()
+    assert uses["checks.c"] == {"lanes.c"}
+    for kernel in ("score.c", "pool.c", "choose.c"):
+        assert uses[kernel] <= {"lanes.c", "checks.c"}
 
 
 def test_the_library_keeps_no_mutable_state(installed: Path, run: Run) -> None:

@@ -1,6 +1,6 @@
 /*
  * What one decode step costs: on_decode_step and evict of one SnapKV cache at its budget, and a memcpy of as many bytes
- * as its history holds, for scale. Medians of interleaved repetitions; build with -DPB_KVCACHE_BENCH=ON.
+ * as its history holds, for scale. Medians of interleaved repetitions. Build with -DPB_KVCACHE_BENCH=ON.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
@@ -57,7 +57,8 @@ static void measure(uint32_t budget)
     const double copied = median(copy, REPETITIONS);
     const double stepped = median(step, REPETITIONS);
     const double evicted = median(evict, REPETITIONS);
-    printf("%6u kept: step %6.2f us, evict %6.2f us; memcpy of the history's %4zu KiB %5.2f us; both calls %.1f copies\n",
+    printf("%6u kept: step %6.2f us, evict %6.2f us; memcpy of the history's %4zu KiB %5.2f us; "
+           "both calls %.1f copies\n",
            (unsigned)budget, stepped * 1e6, evicted * 1e6, history / 1024, copied * 1e6, (stepped + evicted) / copied);
     free(from);
     free(to);

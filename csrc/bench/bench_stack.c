@@ -1,6 +1,6 @@
 /*
  * What one decode step of a whole model costs: 32 layers that keep 1,024 positions on average, as one stack and as 32
- * independent caches. Medians of interleaved repetitions; build with -DPB_KVCACHE_BENCH=ON.
+ * independent caches. Medians of interleaved repetitions. Build with -DPB_KVCACHE_BENCH=ON.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
@@ -21,6 +21,7 @@ static void measure(uint32_t ratio)
     size_t lengths[LAYERS];
     size_t offsets[LAYERS + 1];
     uint32_t victims[LAYERS];
+    /* Weights, and the caches that are driven one by one */
     uint32_t state = 1;
     for (size_t i = 0; i < LAYERS * MOST; ++i) {
         state = state * 1664525u + 1013904223u;
@@ -31,6 +32,7 @@ static void measure(uint32_t ratio)
         caches[layer] = pb_kvcache_pyramidkv.create(&one, NULL, NULL);
         attn[layer] = weights + (size_t)layer * MOST;
     }
+    /* Steps, each through the stack and then through the caches */
     double step[REPETITIONS];
     double evict[REPETITIONS];
     double apart[REPETITIONS];
@@ -63,6 +65,7 @@ static void measure(uint32_t ratio)
             apart[repetition] = in_apart / STEPS;
         }
     }
+    /* Report */
     const double stepped = median(step, REPETITIONS);
     const double evicted = median(evict, REPETITIONS);
     const double alone = median(apart, REPETITIONS);

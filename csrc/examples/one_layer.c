@@ -1,8 +1,8 @@
 /*
  * One layer's cache through a short generation: observe, evict, move the tensors.
  *
- * The attention here is made up; an engine hands over its own. For the caches of all layers at once, with one call per
- * token, use a stack; for the selection after a prompt, the kernels of select.h.
+ * The attention here is made up. An engine hands over its own. For the caches of all layers at once, with one call per
+ * token, use a stack. For the selection after a prompt, the kernels of select.h.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -38,7 +38,7 @@ int main(void)
         if (pb_kvcache_pyramidkv.on_decode_step(cache, pos, attn, kept) != PB_KVCACHE_OK) {
             return 1;
         }
-        const size_t dropped = pb_kvcache_pyramidkv.evict(cache, params.budget, victims, 17);
+        const size_t dropped = pb_kvcache_pyramidkv.evict(cache, UINT32_MAX, victims, 17);
         for (size_t i = 0; i < dropped; ++i) {
             printf("token %2" PRIu32 ": drop position %" PRIu32 "\n", pos, victims[i]);
         }

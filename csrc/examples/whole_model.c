@@ -2,7 +2,7 @@
  * The caches of all layers of a model through a short generation: one call per token takes in every layer's attention,
  * one call names every layer's victims, and the peak says how large an arena for keys and values must be.
  *
- * The attention here is made up; an engine hands over its own. For a single layer the functions of policy.h suffice.
+ * The attention here is made up. An engine hands over its own. For a single layer the functions of policy.h suffice.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -52,7 +52,8 @@ static void fuzz_select(input *in)
                                  .row_stride = (ptrdiff_t)row_stride};
     pb_kvcache_select_params params = {(pb_kvcache_reduce)(take(in, 1) % 3), (pb_kvcache_pooling)(take(in, 1) % 2),
                                        2 * count_of(in, 8) + 1, (pb_kvcache_nan)(take(in, 1) % 2)};
-    if ((take(in, 1) & 15) == 0) { /* refused before the data is looked at */
+    /* Sometimes what is refused before the data is looked at */
+    if ((take(in, 1) & 15) == 0) {
         uint32_t scale = take(in, 4);
         memcpy(&attn.scale, &scale, sizeof attn.scale);
         attn.window = count_of(in, window);
@@ -61,6 +62,7 @@ static void fuzz_select(input *in)
         attn.n = attn.n < n ? attn.n : n;
         params.kernel = count_of(in, 9);
     }
+    /* A range of heads, budgets, and an output of exactly the size that they need */
     const size_t heads = attn.num_kv_heads < 9 ? attn.num_kv_heads : 9;
     const size_t first = heads > 0 ? take(in, 1) % heads : 0;
     const size_t end = heads > 0 ? first + take(in, 1) % (heads - first + 1) : 0;
@@ -75,6 +77,7 @@ static void fuzz_select(input *in)
     }
     const size_t stride = most + take(in, 1) % 2;
     const size_t capacity = end > first ? (end - 1) * stride + most : 0;
+    /* Select, and look at what came of it */
     size_t needed = 0;
     pb_kvcache_status status = pb_kvcache_select_workspace_size(&attn, &params, first, end, &needed);
     if (status != PB_KVCACHE_OK) {
@@ -106,8 +109,46 @@ static void fuzz_select(input *in)
     free(data);
 }
 
+/* What stays of scores, by hand: pooled, the best chosen, the window behind them. `pooled` and `counts` are scratch. */
+static void must_be_from_scores(const float *scores, size_t heads, size_t n, size_t window,
+                                const pb_kvcache_select_params *params, const uint32_t *budgets, float *pooled,
+                                uint32_t *counts)
+{
+    const size_t scored = n - window;
+    size_t size;
+    size_t pool_size;
+    MUST(pb_kvcache_select_from_scores_workspace_size(params, n, window, &size) == PB_KVCACHE_OK);
+    MUST(pb_kvcache_pool_scores_workspace_size(scored, params->pooling, params->kernel, &pool_size) == PB_KVCACHE_OK);
+    unsigned char *workspace = malloc(size > pool_size ? size : pool_size);
+    uint32_t *kept = malloc(heads * n * sizeof *kept);
+    uint32_t *best = malloc(heads * scored * sizeof *best);
+    MUST(pb_kvcache_select_from_scores(scores, scored, heads, n, window, params, budgets, workspace, size, kept, n,
+                                       heads * n)
+         == PB_KVCACHE_OK);
+    MUST(pb_kvcache_pool_scores(scores, scored, heads, scored, params->pooling, params->kernel, params->nan, workspace,
+                                pool_size, pooled, scored, heads * scored)
+         == PB_KVCACHE_OK);
+    for (size_t head = 0; head < heads; ++head) {
+        counts[head] = budgets[head] < n ? budgets[head] - (uint32_t)window : (uint32_t)scored;
+    }
+    MUST(pb_kvcache_select_top(pooled, scored, heads, scored, counts, PB_KVCACHE_NAN_LOWEST, best, scored,
+                               heads * scored)
+         == PB_KVCACHE_OK);
+    for (size_t head = 0; head < heads; ++head) {
+        const uint32_t *row = kept + head * n;
+        MUST(memcmp(row, best + head * scored, counts[head] * sizeof *row) == 0);
+        for (size_t i = 0; i < window; ++i) {
+            MUST(row[counts[head] + i] == scored + i);
+        }
+    }
+    free(best);
+    free(kept);
+    free(workspace);
+}
+
 static void fuzz_scores(input *in)
 {
+    /* Scores of any bits, hardly ever refused ones */
     const size_t heads = 1 + take(in, 1) % 3;
     const size_t n = take(in, 1) < 240 ? take(in, 1) : 4000 + take(in, 2) % 9000;
     const pb_kvcache_nan nan = (pb_kvcache_nan)(take(in, 1) % 2);
@@ -136,6 +177,7 @@ static void fuzz_scores(input *in)
     for (size_t head = 0; head < heads; ++head) {
         counts[head] = (uint32_t)(take(in, 2) % (n + 1));
     }
+    /* Pool */
     size_t needed = 0;
     pb_kvcache_status status = pb_kvcache_pool_scores_workspace_size(n, pooling, kernel, &needed);
     if (status == PB_KVCACHE_OK) {
@@ -151,6 +193,7 @@ static void fuzz_scores(input *in)
     } else {
         MUST(kernel % 2 == 0);
     }
+    /* Choose */
     status = pb_kvcache_select_top(scores, n, heads, n, counts, nan, indices, n, heads * n);
     MUST((status == PB_KVCACHE_OK) == (finite || nan == PB_KVCACHE_NAN_LOWEST));
     for (size_t head = 0; head < heads && status == PB_KVCACHE_OK; ++head) {
@@ -174,6 +217,16 @@ static void fuzz_scores(input *in)
                 passed = passed || score == worst;
             }
         }
+    }
+    /* Both at once */
+    if (status == PB_KVCACHE_OK && n > 0 && kernel % 2 == 1) {
+        const size_t window = 1 + take(in, 1) % 40;
+        const pb_kvcache_select_params params = {PB_KVCACHE_REDUCE_MEAN, pooling, kernel, nan};
+        uint32_t budgets[3];
+        for (size_t head = 0; head < heads; ++head) {
+            budgets[head] = (uint32_t)(window + take(in, 2) % (n + 2));
+        }
+        must_be_from_scores(scores, heads, n + window, window, &params, budgets, pooled, counts);
     }
     free(scores);
     free(pooled);

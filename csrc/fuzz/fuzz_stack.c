@@ -140,6 +140,7 @@ static void seed(pair *p, input *in)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     input in = {data, size};
+    /* Parameters and a plan, mostly allowed ones */
     const uint32_t layers = take(&in, 1);
     const pb_kvcache_stack_params params
         = {layers < 0xFC ? layers % (MOST_LAYERS + 1) : take(&in, 4), number(&in, 17), number(&in, 17), number(&in, 17),
@@ -152,6 +153,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint32_t refuses = 0;
     const pb_kvcache_status status = pb_kvcache_stack_check(&params, budgets, &refuses);
     MUST(refuses <= params.num_layers && (status != PB_KVCACHE_OK || refuses == params.num_layers));
+    /* The stack, a second one to copy to, and the caches */
     pair p = {pb_kvcache_stack_create(&params, budgets, &allocator), {NULL}, params.num_layers, params.num_layers};
     pb_kvcache_stack *twin = pb_kvcache_stack_create(&params, budgets, &allocator);
     MUST(status == PB_KVCACHE_OK || p.stack == NULL);
@@ -166,6 +168,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                           : pb_kvcache_snapkv.create(&snapkv, NULL, NULL);
         made = p.caches[layer] != NULL;
     }
+    /* Calls, until the bytes are used up */
     while (made && in.left > 0) {
         pb_kvcache_stack *other;
         switch (take(&in, 1) % 12) {

@@ -1,5 +1,5 @@
-/* What the fuzz targets share: numbers from the fuzzer's bytes, promises that end the run, and an allocator that is soon
- * short of memory. */
+/* What the fuzz targets share: numbers from the fuzzer's bytes, promises that end the run, and an allocator that is
+ * soon short of memory. */
 #ifndef FUZZ_INPUT_H
 #define FUZZ_INPUT_H
 
@@ -16,7 +16,7 @@ typedef struct input {
     size_t left;
 } input;
 
-/* The next `bytes` bytes, at most 8, as a number; bytes that are no longer there are 0. */
+/* The next `bytes` bytes, at most 8, as a number. Bytes that are no longer there are 0. */
 static inline uint64_t take_wide(input *in, size_t bytes)
 {
     uint64_t value = 0;

@@ -18,11 +18,18 @@
  *
  * Rules that hold everywhere:
  *
- *   - Arguments come in this order: the object; inputs and options, an array followed by its stride and lengths; the
- *     range of heads; the workspace and its size; last the outputs, an array followed by its stride and its capacity.
- *     What is changed in place stands first, as an object does. Sizes and strides count elements, but for those whose
- *     name or comment says bytes.
- *   - A call that answers an error has changed nothing: neither the object nor any output.
+ *   - Arguments come in this order:
+ *       1. the object, or what is changed in place;
+ *       2. inputs and options, an array followed by its stride and by how much it holds;
+ *       3. the range of heads, first_head .. end_head - 1;
+ *       4. the workspace and its size, or the allocator;
+ *       5. outputs, an array followed by its stride and by how much it has room for.
+ *     One function departs from it: in pb_kvcache_compact the range stands beside the rows that it is a range of.
+ *   - Strides, lengths and capacities count elements, but for those whose comment says bytes.
+ *   - A function's comment has a line for each argument but the object. It lists statuses by their ends:
+ *     "PB_KVCACHE_ERROR_NULL, _CAPACITY".
+ *   - A call that answers an error has changed nothing: neither the object nor any output. Only `layer` of a stack's
+ *     checks is written, to say where the error is.
  *   - A caller's array is read or written during the call only. Outputs overlap no input.
  *   - Memory is allocated by `create` functions alone, through the caller's allocator. Nothing allocates later.
  *   - No threads are started, no globals written, nothing printed, no errno set. Objects that are not shared between

@@ -244,7 +244,8 @@ const json *json_need(const json *object, const char *key)
 static const json *of_type(const json *found, json_type type, const char *wanted)
 {
     if (found == NULL || found->type != type) {
-        fprintf(stderr, "vectors: %s must be %s\n", found != NULL && found->key != NULL ? found->key : "a value", wanted);
+        fprintf(stderr, "vectors: %s must be %s\n", found != NULL && found->key != NULL ? found->key : "a value",
+                wanted);
         exit(2);
     }
     return found;

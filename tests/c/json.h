@@ -19,7 +19,7 @@ typedef struct json json;
 struct json {
     json_type type;
     char *key;     /* the member's name where the parent is an object */
-    char *text;    /* of a string; of a number, as it is written */
+    char *text;    /* of a string, or of a number as it is written */
     json *child;   /* the first element or member */
     json *next;    /* the next element or member of the same parent */
     size_t length; /* elements or members */
@@ -37,7 +37,7 @@ uint64_t json_u64(const json *value);
 uint32_t json_u32(const json *value);
 double json_double(const json *value); /* a number, or one of the strings "nan", "inf", "-inf" */
 const char *json_string(const json *value);
-/* New arrays with the elements of a JSON array; one element more, so that they are never NULL. */
+/* New arrays with the elements of a JSON array, and room for one more, so that they are never NULL. */
 uint32_t *json_u32s(const json *array, size_t *count);
 float *json_floats(const json *array, size_t *count);
 

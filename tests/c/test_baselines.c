@@ -90,7 +90,8 @@ static void test_allocation(void)
         /* Refused parameters are refused before memory is asked for. */
         const uint32_t refused[2][2] = {{0, 0}, {UINT32_MAX, 0}};
         a.calls = 0;
-        CHECK(vtable->create(refused[0], &allocator, NULL) == NULL && vtable->create(refused[1], &allocator, NULL) == NULL);
+        CHECK(vtable->create(refused[0], &allocator, NULL) == NULL);
+        CHECK(vtable->create(refused[1], &allocator, NULL) == NULL);
         CHECK(a.calls == 0);
     }
 }
@@ -107,7 +108,7 @@ static void test_copy(void)
         CHECK(pb_kvcache_copy(other, a) == PB_KVCACHE_ERROR_MISMATCH);
         for (size_t j = 0; j < COUNT; ++j) {
             pb_kvcache *foreign = baselines[j].vtable->create(baselines[j].small, NULL, NULL);
-            /* The oldest go by one rule; with no sinks these would be the same policy. */
+            /* The oldest go by one rule. With no sinks these would be the same policy. */
             CHECK((pb_kvcache_copy(foreign, a) == PB_KVCACHE_OK) == (i == j));
             baselines[j].vtable->destroy(foreign);
         }

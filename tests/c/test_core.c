@@ -216,7 +216,7 @@ static void test_sizes(void)
     CHECK(!pb_kvcache_priv_mul(SIZE_MAX / 2 + 1, 2, &out) && out == SIZE_MAX - 1);
     CHECK(pb_kvcache_priv_add(SIZE_MAX - 1, 1, &out) && out == SIZE_MAX);
     CHECK(!pb_kvcache_priv_add(SIZE_MAX, 1, &out) && out == SIZE_MAX);
-    /* Where 32 bits of address space do not hold a cache, creation says so; where 64 do, only memory can say no. */
+    /* Where 32 bits of address space do not hold a cache, creation says so. Where 64 do, only memory can say no. */
     const pb_kvcache_snapkv_params large = {1u << 30, 32, 64, 7};
     const pb_kvcache_status want = sizeof(size_t) == 4 ? PB_KVCACHE_ERROR_TOO_LARGE : PB_KVCACHE_OK;
     CHECK(pb_kvcache_snapkv_check(&large) == want);

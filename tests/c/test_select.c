@@ -38,7 +38,7 @@ static uint32_t hash(uint32_t start, const void *words, size_t count)
     return start;
 }
 
-/* Every STEPth float of the whole range; the worst of all, with STEP 1, is 0.699 * 2^-23. */
+/* Every STEPth float of the whole range. The worst of all, with STEP 1, is 0.699 * 2^-23. */
 #ifndef STEP
 #define STEP 499u
 #endif
@@ -72,7 +72,7 @@ static void test_halves(void)
     for (uint32_t i = 0; i < 65536; ++i) {
         halves[i] = (uint16_t)i;
     }
-    float given[256]; /* of every exponent; none is NaN, whose bits a machine may change on the way */
+    float given[256]; /* of every exponent. None is NaN, whose bits a machine may change on the way */
     for (uint32_t i = 0; i < 256; ++i) {
         given[i] = float_of(i < 255 ? i << 23 : 0x80000001u);
     }
@@ -109,17 +109,61 @@ static void test_halves(void)
     free(floats);
 }
 
+enum { ROW_LENGTH = 2100 };
+
+/* Do the passes of a choice say of n scores what their keys say? */
+static bool same_passes(const pb_kvcache_priv_lanes *lanes, const float *x, size_t n, float low, float high)
+{
+    static int32_t inside[ROW_LENGTH];
+    static int32_t keys[ROW_LENGTH + 32];
+    static uint32_t above[ROW_LENGTH];
+    static uint32_t chosen[ROW_LENGTH];
+    const int32_t from = key_of(low);
+    const int32_t to = key_of(high);
+    size_t reaching[2] = {0, 0};
+    size_t found = 0;
+    size_t below = 0;
+    for (size_t i = 0; i < n; ++i) {
+        const int32_t key = key_of(x[i]);
+        reaching[0] += key >= from;
+        reaching[1] += key >= to;
+        if (key > from && key < to) {
+            inside[found++] = key;
+            below += key < key_of(1.5f);
+        }
+    }
+    bool good = lanes->reaching(x, n, from) == reaching[0] && lanes->reaching(x, n, to) == reaching[1];
+    size_t from_high = 0;
+    good = good && lanes->between(x, n, from, to, &from_high, keys, ROW_LENGTH + 32) == found;
+    good = good && from_high == reaching[1] && memcmp(keys, inside, found * sizeof keys[0]) == 0;
+    /* Room for fewer: as many of the first as there is room for, and nothing behind it. */
+    int32_t few[49] = {0};
+    few[48] = 77;
+    good = good && lanes->between(x, n, from, to, &from_high, few, 48) == found && few[48] == 77
+           && memcmp(few, inside, (found < 32 ? found : 32) * sizeof few[0]) == 0;
+    good = good && lanes->below(keys, found, key_of(1.5f)) == below;
+    /* What exceeds the lower bound, and the first that equals it. */
+    size_t count = 0;
+    for (size_t i = 0, ties = 1; i < n; ++i) {
+        const bool tie = key_of(x[i]) == from && ties > 0;
+        if (key_of(x[i]) > from || tie) {
+            above[count++] = (uint32_t)i;
+            ties -= tie;
+        }
+    }
+    lanes->above(x, n, from, 1, count, chosen);
+    return good && memcmp(chosen, above, count * sizeof chosen[0]) == 0;
+}
+
 /* Every copy of the loops that this processor can run gives the portable one's bits, on every length of tail. */
 static void test_copies(void)
 {
-    enum { MOST = 2100, ROWS = 3 };
-    static float x[ROWS * MOST], floats[2][MOST + 16];
-    static uint16_t halves[ROWS * MOST];
-    static int32_t keys[2][MOST + 32];
-    static uint32_t chosen[2][MOST];
-    for (size_t i = 0; i < ROWS * MOST; ++i) {
-        x[i] = draw_float();
-        halves[i] = (uint16_t)(draw() & 0xBFFFu); /* no infinities as halves; as bfloat16 below 2 */
+    enum { ROWS = 3 };
+    static float x[ROWS * ROW_LENGTH], floats[2][ROW_LENGTH + 16];
+    static uint16_t halves[ROWS * ROW_LENGTH];
+    for (size_t i = 0; i < ROWS * ROW_LENGTH; ++i) {
+        x[i] = i % 19 == 3 ? (i % 2 == 0 ? 0.0f : -0.0f) : draw_float();
+        halves[i] = (uint16_t)(draw() & 0xBFFFu); /* no infinities as halves, below 2 as bfloat16 */
     }
     const pb_kvcache_priv_lanes *plain = pb_kvcache_priv_lanes_at(0);
     unsigned copies = 0;
@@ -129,7 +173,7 @@ static void test_copies(void)
             continue;
         }
         copies += level > 0;
-        for (size_t n = 1; n < MOST; n += n < 70 ? 1 : 29) {
+        for (size_t n = 1; n < ROW_LENGTH; n += n < 70 ? 1 : 29) {
             bool good = true;
             for (int kind = 0; kind < 3; ++kind) {
                 const void *row = kind == 0 ? (const void *)x : (const void *)halves;
@@ -143,36 +187,17 @@ static void test_copies(void)
                     good = good && memcmp(&sums[0], &sums[1], sizeof sums[0]) == 0
                            && memcmp(floats[0], floats[1], n * sizeof(float)) == 0;
                 }
-                const uint32_t seen[2] = {plain->sums[kind](row, MOST, ROWS, n, floats[0]),
-                                          lanes->sums[kind](row, MOST, ROWS, n, floats[1])};
+                const uint32_t seen[2] = {plain->sums[kind](row, ROW_LENGTH, ROWS, n, floats[0]),
+                                          lanes->sums[kind](row, ROW_LENGTH, ROWS, n, floats[1])};
                 good = good && seen[0] == seen[1] && memcmp(floats[0], floats[1], n * sizeof(float)) == 0;
             }
             plain->add_scaled(x, n, 0.7f, floats[0]);
             lanes->add_scaled(x, n, 0.7f, floats[1]);
             good = good && memcmp(floats[0], floats[1], n * sizeof(float)) == 0;
             good = good && lanes->finite(x, n);
-            size_t from_high[2];
-            const size_t found[2] = {plain->between(x, n, key_of(-2.0f), key_of(3.0f), &from_high[0], keys[0], MOST + 32),
-                                     lanes->between(x, n, key_of(-2.0f), key_of(3.0f), &from_high[1], keys[1], MOST + 32)};
-            good = good && found[0] == found[1] && from_high[0] == from_high[1]
-                   && memcmp(keys[0], keys[1], found[0] * sizeof(int32_t)) == 0;
-            /* Room for fewer: as many of the first as there is room for, and nothing behind it. */
-            const size_t kept = found[0] < 32 ? found[0] : 32;
-            for (int copy = 0; copy < 2; ++copy) {
-                int32_t few[49] = {0};
-                size_t high = 0;
-                few[48] = 77;
-                good = good && (copy ? lanes : plain)->between(x, n, key_of(-2.0f), key_of(3.0f), &high, few, 48) == found[0]
-                       && high == from_high[0] && few[48] == 77 && memcmp(few, keys[0], kept * sizeof few[0]) == 0;
-            }
-            const int32_t pivot = key_of(1.0f);
-            good = good && plain->below(keys[0], found[0], pivot) == lanes->below(keys[0], found[0], pivot);
-            const int32_t threshold = key_of(x[n / 2]);
-            const size_t reaching = plain->reaching(x, n, threshold);
-            good = good && reaching == lanes->reaching(x, n, threshold);
-            plain->above(x, n, threshold, 1, reaching, chosen[0]);
-            lanes->above(x, n, threshold, 1, reaching, chosen[1]);
-            good = good && memcmp(chosen[0], chosen[1], reaching * sizeof(uint32_t)) == 0;
+            good = good && same_passes(lanes, x, n, -2.0f, 3.0f) && same_passes(lanes, x, n, 1.0f, 3.0f)
+                   && same_passes(lanes, x, n, -5.0f, 0.0f) && same_passes(lanes, x, n, 0.0f, 5.0f)
+                   && same_passes(lanes, x, n, 0.0f, 0.0f) && same_passes(lanes, x, n, x[n / 2], 9.0f);
             CHECK(good);
         }
         /* Numbers that are none, in every place of a vector. */
@@ -189,7 +214,8 @@ static void test_copies(void)
                 CHECK(floats[0][at] == -HUGE_VALF);
             }
             /* The same as 16-bit numbers: NaN, -NaN, inf, and -inf, which is a number to the top. */
-            static const uint16_t bad_halves[2][4] = {{0x7E00, 0xFE00, 0x7C00, 0xFC00}, {0x7FC0, 0xFFC0, 0x7F80, 0xFF80}};
+            static const uint16_t bad_halves[2][4]
+                = {{0x7E00, 0xFE00, 0x7C00, 0xFC00}, {0x7FC0, 0xFFC0, 0x7F80, 0xFF80}};
             for (int kind = 1; kind < 3; ++kind) {
                 uint16_t odd_halves[40];
                 memcpy(odd_halves, halves, sizeof odd_halves);
@@ -244,7 +270,7 @@ static float shaped(int shape, size_t i, size_t n)
     }
 }
 
-/* The lowest chosen score is no lower than any other; equal ones were taken from the left. */
+/* The lowest chosen score is no lower than any other. Equal ones were taken from the left. */
 static bool is_choice(const float *scores, size_t n, const uint32_t *chosen, size_t count)
 {
     bool good = true;
@@ -292,7 +318,8 @@ static void test_choice(void)
                 CHECK(good && is_choice(scores, n, fast, count));
                 /* Where all scores are finite, what is done about others makes no difference. */
                 const uint32_t wanted = (uint32_t)count;
-                CHECK(pb_kvcache_select_top(scores, n, 1, n, &wanted, PB_KVCACHE_NAN_LOWEST, slow, n, n) == PB_KVCACHE_OK);
+                CHECK(pb_kvcache_select_top(scores, n, 1, n, &wanted, PB_KVCACHE_NAN_LOWEST, slow, n, n)
+                      == PB_KVCACHE_OK);
                 CHECK(shape == 7 || memcmp(fast, slow, count * sizeof *fast) == 0);
             }
         }
@@ -348,7 +375,7 @@ static void test_sizes(void)
     CHECK(!pb_kvcache_priv_span_bytes(2, SIZE_MAX, 1, 1, &bytes));     /* the width on top wraps */
     CHECK(!pb_kvcache_priv_span_bytes(2, SIZE_MAX / 4, 1, 4, &bytes)); /* in bytes it wraps */
 
-    /* Arrays overlap where they share a byte; one without bytes shares none, wherever it begins. */
+    /* Arrays overlap where they share a byte. One without bytes shares none, wherever it begins. */
     char array[8];
     CHECK(!pb_kvcache_priv_overlap(array, 8, array + 4, 0) && !pb_kvcache_priv_overlap(array + 4, 0, array, 8));
     CHECK(!pb_kvcache_priv_overlap(array, 4, array + 4, 4) && !pb_kvcache_priv_overlap(array + 4, 4, array, 4));
@@ -356,7 +383,8 @@ static void test_sizes(void)
 
     /* Workspaces: 4 bytes * n * (KV heads + 3 rows of scratch) + 64. Each step of that at its own edge. */
     const float element = 1.0f;
-    pb_kvcache_attention attn = {.data = &element, .num_q_heads = SIZE_MAX, .num_kv_heads = SIZE_MAX, .window = 1, .n = 3};
+    pb_kvcache_attention attn
+        = {.data = &element, .num_q_heads = SIZE_MAX, .num_kv_heads = SIZE_MAX, .window = 1, .n = 3};
     const size_t edge = (SIZE_MAX / 4) / 3; /* 12 * edge is SIZE_MAX - 3 */
     CHECK(edge * 12 == SIZE_MAX - 3);
     const size_t refused[] = {SIZE_MAX, SIZE_MAX - 3, SIZE_MAX / 3 - 2, edge - 2, edge - 3, most / 12 - 3};
@@ -376,7 +404,8 @@ static void test_sizes(void)
           && bytes == (heads + 3) * 4000 + PB_KVCACHE_PRIV_ALIGNMENT);
     params.pooling = PB_KVCACHE_POOL_AVERAGE;
     bytes = 7;
-    CHECK(pb_kvcache_select_workspace_size(&attn, &params, 0, heads, &bytes) == PB_KVCACHE_ERROR_TOO_LARGE && bytes == 7);
+    CHECK(pb_kvcache_select_workspace_size(&attn, &params, 0, heads, &bytes) == PB_KVCACHE_ERROR_TOO_LARGE);
+    CHECK(bytes == 7);
     CHECK(pb_kvcache_select_workspace_size(&attn, &params, 0, heads - 6, &bytes) == PB_KVCACHE_OK);
     /* 999 scores and a reach of 998 to either side: 2 * 999 + 2 * 998 doubles, after 1000 pooled scores. */
     CHECK(bytes == (heads - 6) * 4000 + PB_KVCACHE_PRIV_ALIGNMENT + 4000 + PB_KVCACHE_PRIV_ALIGNMENT + 3994 * 8);
@@ -392,8 +421,8 @@ static void test_sizes(void)
           == PB_KVCACHE_ERROR_TOO_LARGE);
     CHECK(pb_kvcache_select_top(&score, 1, 1, SIZE_MAX, &count, PB_KVCACHE_NAN_REFUSE, &index, 1, 1)
           == PB_KVCACHE_ERROR_TOO_LARGE);
-    CHECK(pb_kvcache_pool_scores(&score, SIZE_MAX, 3, 1, PB_KVCACHE_POOL_MAX, 1, PB_KVCACHE_NAN_REFUSE, NULL, 0, &score, 1,
-                                 1)
+    CHECK(pb_kvcache_pool_scores(&score, SIZE_MAX, 3, 1, PB_KVCACHE_POOL_MAX, 1, PB_KVCACHE_NAN_REFUSE, NULL, 0, &score,
+                                 1, 1)
           == PB_KVCACHE_ERROR_TOO_LARGE);
     CHECK(score == 2.0f && index == 9);
 }
@@ -657,8 +686,8 @@ static void test_refusals(void)
           == PB_KVCACHE_ERROR_OVERLAP);
     CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, 3, p.logits, most, scores, SCORED, all)
           == PB_KVCACHE_ERROR_OVERLAP);
-    CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, 3, workspace, most, (float *)pb_kvcache_priv_align(workspace),
-                 SCORED, all)
+    CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, 3, workspace, most,
+                 (float *)pb_kvcache_priv_align(workspace), SCORED, all)
           == PB_KVCACHE_ERROR_OVERLAP);
     CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 3, 4, workspace, most, scores, SCORED, all)
           == PB_KVCACHE_ERROR_HEAD_RANGE);
@@ -732,7 +761,7 @@ static void test_refusals(void)
     free(p.logits);
 }
 
-/* Scores that are none are no neighbours; under _LOWEST they are left out of averages and maxima alike. */
+/* Scores that are none are no neighbours. Under _LOWEST they are left out of averages and maxima alike. */
 static void test_absent_scores(void)
 {
     const float row[8] = {NAN, 4.0f, HUGE_VALF, 2.0f, -HUGE_VALF, 6.0f, -NAN, 8.0f};
@@ -808,7 +837,8 @@ static void test_lowest_of_a_group(void)
     float scores[BEFORE];
     unsigned char workspace[256];
     for (size_t bad = 0; bad < HEADS; ++bad) { /* the first of the group, one between, the last */
-        float rows[HEADS][COLUMNS] = {{0.1f, 0.2f, 0.4f, 0.0f, 0.3f}, {0.3f, 0.2f, 0.1f, 0.1f, 0.3f}, {0.2f, 0.2f, 0.0f, 0.0f, 0.6f}};
+        float rows[HEADS][COLUMNS]
+            = {{0.1f, 0.2f, 0.4f, 0.0f, 0.3f}, {0.3f, 0.2f, 0.1f, 0.1f, 0.3f}, {0.2f, 0.2f, 0.0f, 0.0f, 0.6f}};
         rows[bad][1] = NAN;
         const pb_kvcache_attention attn = {.data = rows, .num_q_heads = HEADS, .num_kv_heads = 1, .window = 1,
                                            .n = COLUMNS, .head_stride = COLUMNS, .row_stride = COLUMNS};

@@ -1,4 +1,4 @@
-/* pb_kvcache_select_from_scores: what is refused and leaves the output alone, and what is not read. */
+/* pb_kvcache_select_from_scores: what is refused and leaves the output alone, what is not read, and what is kept. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,69 +6,157 @@
 #include "check.h"
 #include "pb_kvcache.h"
 
+enum { HEADS = 2, N = 9, WINDOW = 3, SCORED = N - WINDOW, ALL = HEADS * N };
+#define UNTOUCHED 0xABABABABu
+
+static const float scores[HEADS * SCORED] = {1, 2, 3, 4, 5, 6, 6, NAN, 1, 1, 1, 6};
+static const pb_kvcache_select_params defaults = {(pb_kvcache_reduce)77, /* is not read */
+                                                  PB_KVCACHE_POOL_MAX, 1, PB_KVCACHE_NAN_REFUSE};
+
+/* Arguments that are accepted. Each test changes some of them. */
+typedef struct call {
+    const float *scores;
+    size_t stride, num_heads, n, window;
+    pb_kvcache_select_params params;
+    uint32_t budgets[HEADS];
+    const uint32_t *budgets_at;
+    void *workspace;
+    size_t workspace_size;
+    uint32_t kept[ALL + 1];
+    uint32_t *kept_at;
+    size_t kept_stride, capacity;
+} call;
+
+static void start(call *c, void *workspace, size_t workspace_size)
+{
+    *c = (call){.scores = scores, .stride = SCORED, .num_heads = HEADS, .n = N, .window = WINDOW, .params = defaults};
+    c->budgets[0] = 5;
+    c->budgets[1] = N; /* keeps everything, so that its NaN is nobody's concern */
+    c->budgets_at = c->budgets;
+    c->workspace = workspace;
+    c->workspace_size = workspace_size;
+    c->kept_at = c->kept;
+    c->kept_stride = N;
+    c->capacity = ALL;
+    memset(c->kept, 0xAB, sizeof c->kept);
+}
+
+static pb_kvcache_status run(const call *c)
+{
+    return pb_kvcache_select_from_scores(c->scores, c->stride, c->num_heads, c->n, c->window, &c->params, c->budgets_at,
+                                         c->workspace, c->workspace_size, c->kept_at, c->kept_stride, c->capacity);
+}
+
+static size_t needed(const pb_kvcache_select_params *params)
+{
+    size_t size = 0;
+    CHECK(pb_kvcache_select_from_scores_workspace_size(params, N, WINDOW, &size) == PB_KVCACHE_OK && size > 0);
+    return size;
+}
+
+static void test_refusals(void)
+{
+    const size_t size = needed(&defaults);
+    unsigned char *workspace = malloc(size);
+    call c;
+#define REFUSED(change, status)                                                                                       \
+    do {                                                                                                              \
+        start(&c, workspace, size);                                                                                   \
+        change;                                                                                                       \
+        CHECK(run(&c) == (status));                                                                                   \
+        for (size_t i = 0; i <= ALL; ++i) {                                                                           \
+            CHECK(c.kept[i] == UNTOUCHED);                                                                            \
+        }                                                                                                             \
+    } while (0)
+    REFUSED(c.scores = NULL, PB_KVCACHE_ERROR_NULL);
+    REFUSED(c.budgets_at = NULL, PB_KVCACHE_ERROR_NULL);
+    REFUSED(c.workspace = NULL, PB_KVCACHE_ERROR_NULL);
+    REFUSED(c.kept_at = NULL, PB_KVCACHE_ERROR_NULL);
+    REFUSED(c.window = 0, PB_KVCACHE_ERROR_WINDOW);
+    REFUSED(c.window = N, PB_KVCACHE_ERROR_WINDOW);
+    REFUSED(c.n = WINDOW, PB_KVCACHE_ERROR_WINDOW);
+    REFUSED(c.n = SIZE_MAX, PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED(c.stride = SIZE_MAX / 2, PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED(c.kept_stride = SIZE_MAX / 2, PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED(c.params.kernel = 2, PB_KVCACHE_ERROR_POOL_KERNEL);
+    REFUSED(c.params.pooling = (pb_kvcache_pooling)2, PB_KVCACHE_ERROR_OPTION);
+    REFUSED(c.params.nan = (pb_kvcache_nan)2, PB_KVCACHE_ERROR_OPTION);
+    REFUSED(c.workspace_size = size - 1, PB_KVCACHE_ERROR_WORKSPACE);
+    REFUSED(c.budgets[1] = WINDOW - 1, PB_KVCACHE_ERROR_BUDGET_WINDOW);
+    REFUSED(c.capacity = ALL - 1, PB_KVCACHE_ERROR_CAPACITY);
+    REFUSED(c.kept_stride = N - 1, PB_KVCACHE_ERROR_STRIDE);
+    REFUSED(c.scores = (const float *)(const void *)((const char *)scores + 1), PB_KVCACHE_ERROR_ALIGNMENT);
+    REFUSED(c.kept_at = (uint32_t *)(void *)((char *)c.kept + 1), PB_KVCACHE_ERROR_ALIGNMENT);
+    REFUSED(c.budgets[1] = N - 1, PB_KVCACHE_ERROR_SCORE); /* in the last head: the first is not written either */
+    REFUSED(c.workspace = (void *)(uintptr_t)scores, PB_KVCACHE_ERROR_OVERLAP);
+    REFUSED(c.workspace = c.budgets, PB_KVCACHE_ERROR_OVERLAP);
+    REFUSED(c.workspace = c.kept, PB_KVCACHE_ERROR_OVERLAP);
+    REFUSED(c.budgets_at = c.kept, PB_KVCACHE_ERROR_OVERLAP);
+    REFUSED((c.budgets_at = memcpy(workspace, c.budgets, sizeof c.budgets)), PB_KVCACHE_ERROR_OVERLAP);
+    REFUSED((c.scores = (const float *)(const void *)c.kept, c.params.nan = PB_KVCACHE_NAN_LOWEST),
+            PB_KVCACHE_ERROR_OVERLAP);
+#undef REFUSED
+    size_t untouched = 77;
+    CHECK(pb_kvcache_select_from_scores_workspace_size(NULL, N, WINDOW, &untouched) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_select_from_scores_workspace_size(&defaults, N, WINDOW, NULL) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_select_from_scores_workspace_size(&defaults, SIZE_MAX, WINDOW, &untouched)
+          == PB_KVCACHE_ERROR_TOO_LARGE);
+    CHECK(untouched == 77);
+    free(workspace);
+}
+
+static void test_what_is_kept(void)
+{
+    const size_t size = needed(&defaults);
+    void *workspace = malloc(size);
+    call c;
+    /* The two best of the first head and the window, everything of the second, nothing beside the rows. */
+    start(&c, workspace, size);
+    CHECK(run(&c) == PB_KVCACHE_OK);
+    static const uint32_t first[N] = {4, 5, 6, 7, 8, UNTOUCHED, UNTOUCHED, UNTOUCHED, UNTOUCHED};
+    static const uint32_t second[N] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+    CHECK(memcmp(c.kept, first, sizeof first) == 0 && memcmp(c.kept + N, second, sizeof second) == 0);
+    CHECK(c.kept[ALL] == UNTOUCHED);
+    /* The window alone, in rows that are no wider */
+    start(&c, workspace, size);
+    c.budgets[0] = WINDOW;
+    c.num_heads = 1;
+    c.capacity = WINDOW;
+    CHECK(run(&c) == PB_KVCACHE_OK);
+    CHECK(c.kept[0] == 6 && c.kept[1] == 7 && c.kept[2] == 8 && c.kept[3] == UNTOUCHED);
+    /* No heads */
+    start(&c, workspace, size);
+    c.num_heads = 0;
+    c.capacity = 0;
+    CHECK(run(&c) == PB_KVCACHE_OK && c.kept[0] == UNTOUCHED);
+    free(workspace);
+}
+
+/* A NaN ranks below everything else, also where neighbours are averaged. */
+static void test_lowest(void)
+{
+    pb_kvcache_select_params params = defaults;
+    params.pooling = PB_KVCACHE_POOL_AVERAGE;
+    params.kernel = 3;
+    params.nan = PB_KVCACHE_NAN_LOWEST;
+    const size_t size = needed(&params);
+    void *workspace = malloc(size);
+    call c;
+    start(&c, workspace, size);
+    c.params = params;
+    c.scores = scores + SCORED;
+    c.num_heads = 1;
+    c.budgets[0] = N - 1;
+    CHECK(run(&c) == PB_KVCACHE_OK);
+    static const uint32_t want[N] = {0, 2, 3, 4, 5, 6, 7, 8, UNTOUCHED};
+    CHECK(memcmp(c.kept, want, sizeof want) == 0);
+    free(workspace);
+}
+
 int main(void)
 {
-    enum { HEADS = 2, N = 9, WINDOW = 3 };
-    const float row[2 * 6] = {1, 2, 3, 4, 5, 6, 6, NAN, 1, 1, 1, 6};
-    const pb_kvcache_nan refuse = PB_KVCACHE_NAN_REFUSE;
-    pb_kvcache_select_params p = {(pb_kvcache_reduce)77, PB_KVCACHE_POOL_MAX, 1, refuse}; /* reduce is not read */
-    uint32_t budgets[HEADS] = {5, 9};
-    uint32_t kept[HEADS * N + 1];
-    size_t size;
-    CHECK(pb_kvcache_select_from_scores_workspace_size(&p, N, WINDOW, &size) == PB_KVCACHE_OK && size > 0);
-    unsigned char *workspace = malloc(size);
-    memset(kept, 0xAB, sizeof kept);
-#define FROM(scores, heads, n, window, budgets, workspace, size, kept, stride, capacity)                              \
-    pb_kvcache_select_from_scores(scores, 6, heads, n, window, &p, budgets, workspace, size, kept, stride, capacity)
-    CHECK(FROM(NULL, 2, N, WINDOW, budgets, workspace, size, kept, N, 18) == PB_KVCACHE_ERROR_NULL);
-    CHECK(FROM(row, 2, N, WINDOW, NULL, workspace, size, kept, N, 18) == PB_KVCACHE_ERROR_NULL);
-    CHECK(FROM(row, 2, N, WINDOW, budgets, NULL, size, kept, N, 18) == PB_KVCACHE_ERROR_NULL);
-    CHECK(FROM(row, 2, N, WINDOW, budgets, workspace, size, NULL, N, 18) == PB_KVCACHE_ERROR_NULL);
-    CHECK(FROM(row, 2, N, 0, budgets, workspace, size, kept, N, 18) == PB_KVCACHE_ERROR_WINDOW);
-    CHECK(FROM(row, 2, N, N, budgets, workspace, size, kept, N, 18) == PB_KVCACHE_ERROR_WINDOW);
-    CHECK(FROM(row, 2, N, WINDOW, budgets, workspace, size - 1, kept, N, 18) == PB_KVCACHE_ERROR_WORKSPACE);
-    CHECK(FROM(row, 2, N, WINDOW, budgets, workspace, size, kept, N, 17) == PB_KVCACHE_ERROR_CAPACITY);
-    CHECK(FROM(row, 2, N, WINDOW, budgets, workspace, size, kept, N - 1, 18) == PB_KVCACHE_ERROR_STRIDE);
-    CHECK(FROM((const float *)(const void *)((const char *)row + 1), 1, N, WINDOW, budgets, workspace, size, kept, N, 18)
-          == PB_KVCACHE_ERROR_ALIGNMENT);
-    CHECK(FROM(row, 2, N, WINDOW, budgets, (void *)(uintptr_t)row, size, kept, N, 18) == PB_KVCACHE_ERROR_OVERLAP);
-    CHECK(FROM(row, 2, N, WINDOW, budgets, budgets, size, kept, N, 18) == PB_KVCACHE_ERROR_OVERLAP);
-    CHECK(FROM(row, 2, N, WINDOW, budgets, kept, size, kept, N, 18) == PB_KVCACHE_ERROR_OVERLAP);
-    CHECK(FROM(row, 1, N, WINDOW, kept, workspace, size, kept, N, 18) == PB_KVCACHE_ERROR_OVERLAP);
-    CHECK(FROM((const float *)(const void *)kept, 1, N, WINDOW, budgets, workspace, size, kept, N, 18)
-          == PB_KVCACHE_ERROR_OVERLAP);
-    budgets[1] = 8;
-    CHECK(FROM(row, 2, N, WINDOW, budgets, workspace, size, kept, N, 18) == PB_KVCACHE_ERROR_SCORE);
-    budgets[1] = 2;
-    CHECK(FROM(row, 2, N, WINDOW, budgets, workspace, size, kept, N, 18) == PB_KVCACHE_ERROR_BUDGET_WINDOW);
-    p.kernel = 2;
-    CHECK(FROM(row, 1, N, WINDOW, budgets, workspace, size, kept, N, 18) == PB_KVCACHE_ERROR_POOL_KERNEL);
-    p.kernel = 1;
-    p.nan = (pb_kvcache_nan)2;
-    CHECK(FROM(row, 1, N, WINDOW, budgets, workspace, size, kept, N, 18) == PB_KVCACHE_ERROR_OPTION);
-    p.nan = refuse;
-    CHECK(pb_kvcache_select_from_scores_workspace_size(NULL, N, WINDOW, &size) == PB_KVCACHE_ERROR_NULL);
-    CHECK(pb_kvcache_select_from_scores_workspace_size(&p, N, WINDOW, NULL) == PB_KVCACHE_ERROR_NULL);
-    CHECK(pb_kvcache_select_from_scores_workspace_size(&p, SIZE_MAX, WINDOW, &size) == PB_KVCACHE_ERROR_TOO_LARGE);
-    for (size_t i = 0; i <= HEADS * N; ++i) {
-        CHECK(kept[i] == 0xABABABABu);
-    }
-    /* A head that keeps everything is not read: its NaN is nobody's concern. */
-    budgets[1] = 9;
-    CHECK(FROM(row, 2, N, WINDOW, budgets, workspace, size, kept, N, 18) == PB_KVCACHE_OK);
-    static const uint32_t want[2 * N] = {4, 5, 6, 7, 8, 0xABABABABu, 0xABABABABu, 0xABABABABu, 0xABABABABu,
-                                         0, 1, 2, 3, 4, 5,           6,           7,           8};
-    CHECK(memcmp(kept, want, sizeof want) == 0 && kept[HEADS * N] == 0xABABABABu);
-    budgets[0] = WINDOW; /* the window alone */
-    CHECK(FROM(row, 1, N, WINDOW, budgets, workspace, size, kept, N, 18) == PB_KVCACHE_OK);
-    CHECK(kept[0] == 6 && kept[1] == 7 && kept[2] == 8 && kept[3] == 7);
-    p.nan = PB_KVCACHE_NAN_LOWEST; /* it ranks below everything, also in an average */
-    p.pooling = PB_KVCACHE_POOL_AVERAGE;
-    budgets[0] = 8;
-    CHECK(pb_kvcache_select_from_scores_workspace_size(&p, N, WINDOW, &size) == PB_KVCACHE_OK);
-    workspace = realloc(workspace, size);
-    CHECK(FROM(row + 6, 1, N, WINDOW, budgets, workspace, size, kept, N, 18) == PB_KVCACHE_OK);
-    CHECK(kept[0] == 0 && kept[1] == 2 && kept[4] == 5 && kept[7] == 8);
-    CHECK(FROM(row, 0, N, WINDOW, budgets, workspace, size, kept, N, 0) == PB_KVCACHE_OK);
-    free(workspace);    return END();
+    test_refusals();
+    test_what_is_kept();
+    test_lowest();
+    return END();
 }

@@ -1,4 +1,4 @@
-/* What the vectors cannot say of stacks: NULLs, buffers, allocators, sizes, copies, and independent caches beside them. */
+/* What the vectors cannot say of stacks: NULLs, buffers, allocators, sizes, copies, independent caches beside them. */
 #include "arena.h"
 #include "check.h"
 #include "checks.h"
@@ -51,7 +51,7 @@ static void test_null(void)
     CHECK(pb_kvcache_stack_kept(stack, buffer, LAYERS - 1, offsets, 8) == PB_KVCACHE_ERROR_CAPACITY);
     CHECK(pb_kvcache_stack_kept(stack, buffer, 8, offsets, LAYERS) == PB_KVCACHE_ERROR_CAPACITY && offsets[0] == 9);
 
-    /* A row without lengths; an attention of all NULLs needs none. */
+    /* A row without lengths. An attention of all NULLs needs none. */
     const float row[1] = {1.0f};
     const float *const rows[LAYERS] = {NULL, row, NULL};
     const float *const none[LAYERS] = {NULL, NULL, NULL};
@@ -74,7 +74,7 @@ static void test_null(void)
     CHECK(buffer[0] == 0 && buffer[1] == 77);
     /* Nothing to drop needs no victims. */
     CHECK(pb_kvcache_stack_evict(stack, NULL, 0, offsets, 4) == PB_KVCACHE_OK && offsets[3] == 0);
-    /* A layer that keeps nothing has no part in what is kept; where none does, no positions are needed. */
+    /* A layer that keeps nothing has no part in what is kept. Where none does, no positions are needed. */
     CHECK(pb_kvcache_stack_seed(stack, 1, NULL, 0, NULL, 0) == PB_KVCACHE_OK);
     CHECK(pb_kvcache_stack_kept(stack, buffer, 8, offsets, 4) == PB_KVCACHE_OK);
     CHECK(offsets[1] == 3 && offsets[2] == 3 && offsets[3] == 5 && buffer[3] == 1 && buffer[4] == 2);
@@ -130,7 +130,7 @@ static void test_allocation(void)
 static void test_sizes(void)
 {
     uint32_t layer = 9;
-    /* About 2^30 * 84 bytes a layer; with 65536 layers 2^52, and with rings of 2^20 slots 2^68. */
+    /* About 2^30 * 84 bytes a layer. With 65536 layers 2^52, and with rings of 2^20 slots 2^68. */
     const pb_kvcache_stack_params large = {65536, 1u << 30, 1, 0, 16, 1};
     const pb_kvcache_stack_params too_large = {65536, 1u << 30, 1, 0, 1u << 20, 1};
     const pb_kvcache_stack_params most = {PB_KVCACHE_STACK_MAX_LAYERS, 2, 1, 0, 1, 1};
@@ -140,13 +140,13 @@ static void test_sizes(void)
     CHECK(pb_kvcache_stack_check(&too_large, NULL, &layer) == PB_KVCACHE_ERROR_TOO_LARGE && layer == 0);
     CHECK(pb_kvcache_stack_check(&most, NULL, &layer) == PB_KVCACHE_OK && layer == 65536);
     CHECK(pb_kvcache_stack_check(&beyond, NULL, &layer) == PB_KVCACHE_ERROR_TOO_LARGE && layer == 0);
-    /* A layer of a gigabyte fits 32 bits alone; four do not. */
+    /* A layer of a gigabyte fits 32 bits alone. Four do not. */
     const pb_kvcache_stack_params four = {4, 1u << 25, 1, 0, 3, 1};
     const pb_kvcache_stack_params one = {1, 1u << 25, 1, 0, 3, 1};
     CHECK(pb_kvcache_stack_check(&one, NULL, NULL) == PB_KVCACHE_OK);
     CHECK(pb_kvcache_stack_check(&four, NULL, NULL) == want);
 
-    /* Layers of 2^61 bytes fit 64 bits alone; three do together, four do not. Where one does not, it is the first. */
+    /* Layers of 2^61 bytes fit 64 bits alone. Three do together, four do not. Where one does not, it is the first. */
     pb_kvcache_stack_params huge = {3, 1u << 30, 1, 0, 1u << 29, 1};
     CHECK(pb_kvcache_stack_check(&huge, NULL, NULL) == want);
     huge.num_layers = 4;

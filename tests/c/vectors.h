@@ -1,4 +1,4 @@
-/* What the vector runner and its parts share. A part runs the cases of some kinds; vectors.c has the table of kinds. */
+/* What the vector runner and its parts share. A part runs the cases of some kinds. vectors.c has the table of kinds. */
 #ifndef VECTORS_H
 #define VECTORS_H
 
@@ -19,7 +19,7 @@ vectors_run vectors_stack_refusal;
 vectors_run vectors_select; /* vectors_select.c */
 vectors_run vectors_compact;
 
-/* Say why the case failed; false, so that a runner can return it. */
+/* Say why the case failed. Returns false, so that a runner can return it. */
 bool vectors_fail(const char *format, ...);
 
 /* Memory for `count` elements of `size` > 0 bytes, never NULL: where there is none the program ends with a message. */

@@ -23,10 +23,11 @@ bool vectors_pyramid_budget(const json *test)
     if (share != want) {
         return vectors_fail("share %" PRIu32 ", expected %" PRIu32, share, want);
     }
-    if (ok && num_layers <= 4096) { /* the call for all layers answers the same, or that a shallower layer is too large */
+    if (ok && num_layers <= 4096) { /* the call for all layers answers the same, or that an earlier one is too large */
         uint32_t *shares = vectors_alloc(num_layers, sizeof *shares);
         const pb_kvcache_status status = pb_kvcache_pyramid_budgets(budget, num_layers, ratio, shares, num_layers);
-        const bool same = status == PB_KVCACHE_OK ? shares[layer] == want : status == PB_KVCACHE_ERROR_TOO_LARGE && layer > 0;
+        const bool same = status == PB_KVCACHE_OK ? shares[layer] == want
+                                                  : status == PB_KVCACHE_ERROR_TOO_LARGE && layer > 0;
         free(shares);
         return same || vectors_fail("all shares: status %d", (int)status);
     }

@@ -182,7 +182,8 @@ bool vectors_stack(const json *test)
     uint32_t *want = json_u32s(json_need(test, "budgets"), &count);
     uint32_t *capacities = json_u32s(json_need(test, "capacities"), &also);
     uint32_t *budgets = vectors_alloc(count, sizeof *budgets);
-    bool good = count == params.num_layers && also == count && pb_kvcache_stack_budgets(stack, budgets, count) == PB_KVCACHE_OK
+    bool good = count == params.num_layers && also == count
+                && pb_kvcache_stack_budgets(stack, budgets, count) == PB_KVCACHE_OK
                 && memcmp(want, budgets, count * sizeof *want) == 0;
     for (uint32_t layer = 0; good && layer < count; ++layer) {
         good = pb_kvcache_capacity(pb_kvcache_stack_layer(stack, layer)) == capacities[layer];

@@ -10,14 +10,13 @@ PB_KVCACHE_EXTERN_C_BEGIN
 
 /* cdef: begin */
 /*
- * An allocator. `alloc` returns `size` bytes aligned for any standard type, or NULL; `free` gets back the pointer and
- * the very size that was asked for. `ctx` is handed to both. The struct is copied at creation; `ctx` must outlive the
- * object. Wherever an allocator is taken, NULL means malloc and free; one whose `alloc` or `free` is NULL is refused.
+ * An allocator. The struct is copied at creation. Wherever one is taken, NULL means malloc and free, and one whose
+ * `alloc` or `free` is NULL is refused.
  */
 typedef struct pb_allocator {
-    void *(*alloc)(void *ctx, size_t size);
-    void (*free)(void *ctx, void *ptr, size_t size);
-    void *ctx;
+    void *(*alloc)(void *ctx, size_t size);          /* `size` bytes aligned for any standard type, or NULL */
+    void (*free)(void *ctx, void *ptr, size_t size); /* gets back the pointer and the very size that was asked for */
+    void *ctx;                                       /* handed to both; must outlive the object */
 } pb_allocator;
 
 /* A random generator, as the registry's `create` takes one. Accepted everywhere and never read. */

@@ -1,8 +1,8 @@
 /*
  * How the public symbols are declared: C linkage, and exported from a shared library.
  *
- * A program that links the shared library on Windows defines PB_KVCACHE_SHARED (the CMake target and the pkg-config
- * file do so); PB_KVCACHE_BUILD is defined while the library itself is compiled.
+ * A program that links the shared library on Windows defines PB_KVCACHE_SHARED. The CMake target and the pkg-config
+ * file do so. PB_KVCACHE_BUILD is defined while the library itself is compiled.
  */
 #ifndef PB_KVCACHE_API_H
 #define PB_KVCACHE_API_H

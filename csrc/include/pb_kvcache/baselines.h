@@ -5,7 +5,7 @@
  *   streaming_llm   the first positions and the newest stay (arXiv 2309.17453)
  *   h2o             the least attention since it joined goes (arXiv 2306.14048)
  *   tova            the least attention in the latest observed step goes (arXiv 2401.06104)
- *   scissorhands    the fewest votes go; a vote is more than an even share of one step (arXiv 2305.17118)
+ *   scissorhands    the fewest votes go, one for more than an even share of a step (arXiv 2305.17118)
  *
  * All evict to `budget` and hold at most budget + 1 positions. On a tie the lower position goes first. A call costs
  * O(kept), and there is no history ring. Memory: 4 bytes a position, 12 where attention is remembered.

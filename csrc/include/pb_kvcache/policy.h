@@ -75,9 +75,10 @@ typedef struct pb_kvcache_vtable {
     pb_kvcache_status (*on_decode_step)(pb_kvcache *policy, uint32_t pos, const float *attn, size_t attn_len);
 
     /*
-     * Drop positions until min(budget, effective budget) are kept. Protected ones are spared even where that leaves more.
+     * Drop positions until min(budget, effective budget) are kept. Protected ones are spared, even where that leaves
+     * more.
      *
-     *   budget    how many to keep
+     *   budget    how many to keep; UINT32_MAX asks for the effective budget
      *   victims   gets the dropped positions, ascending
      *   capacity  how many `victims` has room for
      *
@@ -116,7 +117,8 @@ PB_KVCACHE_API uint32_t pb_kvcache_effective_budget(const pb_kvcache *policy);
 PB_KVCACHE_API uint32_t pb_kvcache_capacity(const pb_kvcache *policy);
 
 /*
- * The policy's own score of a kept position, before pooling. For SnapKV and PyramidKV it is the sum of its ring history.
+ * The policy's own score of a kept position, before pooling. For SnapKV and PyramidKV it is the sum of the position's
+ * ring history.
  *
  *   pos    a kept position
  *   score  becomes the score
@@ -125,8 +127,11 @@ PB_KVCACHE_API uint32_t pb_kvcache_capacity(const pb_kvcache *policy);
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_window_score(const pb_kvcache *policy, uint32_t pos, double *score);
 
-/* How many positions `evict(policy, budget, ...)` would drop now: the capacity that it needs. 0 for NULL, and where there
- * is nothing to drop. UINT32_MAX asks for the effective budget. */
+/*
+ * How many positions `evict` would drop now: the capacity that it needs. 0 for NULL, and where nothing is to go.
+ *
+ *   budget  as for `evict`
+ */
 PB_KVCACHE_API size_t pb_kvcache_evict_count(const pb_kvcache *policy, uint32_t budget);
 
 /* Back to a new cache: position 0 kept, nothing remembered. PB_KVCACHE_ERROR_NULL. */
@@ -147,14 +152,20 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint3
 
 /*
  * Make `policy` hold and remember exactly what `source` does, without allocating: for beam search and for prompts that
- * are reused. PB_KVCACHE_ERROR_NULL. PB_KVCACHE_ERROR_MISMATCH unless both have the same policy and parameters.
+ * are reused.
+ *
+ *   source  a cache of the same policy and parameters
+ *
+ * PB_KVCACHE_ERROR_NULL. _MISMATCH where the policies or their parameters differ.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_copy(pb_kvcache *policy, const pb_kvcache *source);
 /* cdef: end */
 
 /*
  * The public names of a policy: the constant through which it is used, and the function that answers why creation would
- * refuse its parameters. That is PB_KVCACHE_OK where only memory can stop it; NULL means the defaults.
+ * refuse its parameters, PB_KVCACHE_OK where only memory can stop it.
+ *
+ *   params  the policy's parameters; NULL means its defaults
  */
 #define PB_KVCACHE_POLICY(name)                                      \
     PB_KVCACHE_API extern const pb_kvcache_vtable pb_kvcache_##name; \

@@ -2,8 +2,8 @@
  * PyramidKV (arXiv 2406.02069) at decode time: SnapKV, evicting down to this layer's share of the budget.
  *
  * The effective budget is max(pb_kvcache_pyramid_budget(budget, layer, num_layers, pyramid_ratio), recent_window + 1).
- * With one layer, or a ratio of 1, this is SnapKV, bit for bit. Ask it to evict to the effective budget, not to `budget`:
- * see policy.h.
+ * With one layer, or a ratio of 1, this is SnapKV, bit for bit. Ask it to evict to the effective budget, not to
+ * `budget`: see policy.h.
  *
  * Capacity: max(effective budget, budget) + 1 positions. Memory as SnapKV's.
  */

@@ -19,8 +19,8 @@
  *
  * Arithmetic: float, in an order that is part of the definition, so that the bits are the same everywhere.
  *   logits   t = x * scale, e = exp(t - max t), p = e * (1 / sum e). exp is within 1 ulp and 0 below -87.25. The sum is
- *            made of 64 interleaved sums in float per 1024 columns, folded in halves, and of these in double. A logit of
- *            -inf is a position that the query does not see, p = 0.
+ *            made of 64 interleaved sums in float per 1024 columns, folded in halves, and of these in double. A logit
+ *            of -inf is a position that the query does not see, p = 0.
  *   score    the p of a position added over the window, oldest query first, divided by the window. Over the query heads
  *            of the group added in order and, for the mean, divided by their number, or the maximum over them.
  */
@@ -84,11 +84,12 @@ typedef struct pb_kvcache_attention {
     ptrdiff_t row_stride;  /* in elements; any */
 } pb_kvcache_attention;
 
+/* How attention is scored and scores are pooled. */
 typedef struct pb_kvcache_select_params {
-    pb_kvcache_reduce reduce;
-    pb_kvcache_pooling pooling;
-    size_t kernel; /* neighbours pooled, the position itself included; odd */
-    pb_kvcache_nan nan;
+    pb_kvcache_reduce reduce;   /* how the query heads of a group become one score */
+    pb_kvcache_pooling pooling; /* how the scores of neighbours become one */
+    size_t kernel;              /* neighbours pooled, the position itself included; odd */
+    pb_kvcache_nan nan;         /* what is done about numbers that are none */
 } pb_kvcache_select_params;
 
 /*
@@ -117,8 +118,8 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_window_scores_workspace_size(const p
  *   capacity              floats in the whole array
  *
  * The errors of the function above, _WORKSPACE, _STRIDE, _CAPACITY, _OVERLAP. _ATTN_VALUE for a probability that is
- * negative, or not finite under _NAN_REFUSE. _LOGIT for NaN or +inf and _MASKED for a query that sees nothing, both under
- * _NAN_REFUSE. _SCORE where a score overflows.
+ * negative, or not finite under _NAN_REFUSE. _LOGIT for NaN or +inf, and _MASKED for a query that sees nothing, both
+ * under _NAN_REFUSE. _SCORE where a score overflows.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_window_scores(const pb_kvcache_attention *attn, pb_kvcache_reduce reduce,
                                                           pb_kvcache_nan nan, size_t first_head, size_t end_head,
@@ -141,20 +142,22 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_pool_scores_workspace_size(size_t n,
 /*
  * Pool each row of scores over the neighbours i-(kernel-1)/2 .. i+(kernel-1)/2, clamped at both ends. The average's sum
  * is made in double of blocks of 1, 2, 4, ... neighbours, from the left, that make up the kernel (itself clamped to
- * 2n - 1), a block of 2w being the sum of two of w. It is divided by how many neighbours there are and rounded to float.
+ * 2n - 1), a block of 2w being the sum of two of w. It is divided by how many neighbours there are, then rounded to
+ * float.
  *
  *   scores           row h starts at scores + h * stride, read only
  *   stride           floats from row to row
- *   num_heads, n     rows, and scores in a row
+ *   num_heads        rows
+ *   n                scores in a row
  *   pooling, kernel  as above
  *   nan              what is done about numbers that are none
- *   workspace        scratch of workspace_size bytes, at least what the function above says; may be NULL where that is 0
+ *   workspace        scratch of workspace_size bytes, at least what the function above says. NULL where that is 0
  *   pooled           row h starts at pooled + h * pooled_stride and gets n floats
  *   pooled_stride    floats from row to row, at least n
  *   capacity         floats in the whole array
  *
- * PB_KVCACHE_ERROR_NULL, _POOL_KERNEL, _OPTION, _TOO_LARGE, _WORKSPACE, _ALIGNMENT, _STRIDE, _CAPACITY, _OVERLAP. _SCORE
- * for a NaN or infinity under _NAN_REFUSE.
+ * PB_KVCACHE_ERROR_NULL, _POOL_KERNEL, _OPTION, _TOO_LARGE, _WORKSPACE, _ALIGNMENT, _STRIDE, _CAPACITY, _OVERLAP.
+ * _SCORE for a NaN or infinity under _NAN_REFUSE.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_pool_scores(const float *scores, size_t stride, size_t num_heads, size_t n,
                                                         pb_kvcache_pooling pooling, size_t kernel, pb_kvcache_nan nan,
@@ -166,7 +169,8 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_pool_scores(const float *scores, siz
  *
  *   scores          row h starts at scores + h * stride, read only
  *   stride          floats from row to row
- *   num_heads, n    rows, and scores in a row, n at most 2^32 - 1
+ *   num_heads       rows
+ *   n               scores in a row, at most 2^32 - 1
  *   counts          how many of each row, num_heads numbers of at most n
  *   nan             what is done about numbers that are none
  *   indices         row h starts at indices + h * indices_stride and gets counts[h] indices
@@ -184,7 +188,7 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_top(const float *scores, size
  * Bytes of scratch that pb_kvcache_select_from_scores needs.
  *
  *   params  pooling, kernel and nan are read
- *   n       positions of the prompt
+ *   n       positions of the prompt, at most 2^32 - 1
  *   window  the last ones, always kept: 0 < window < n
  *   size    becomes the number of bytes
  *
@@ -194,13 +198,14 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_from_scores_workspace_size(co
                                                                               size_t n, size_t window, size_t *size);
 
 /*
- * What each head keeps, by scores that are there already: scores pooled, the budgets[h] - window best of them, and the
- * window. Where budgets[h] >= n that is every position, and the row of scores is not read.
+ * What each head keeps, by scores that are there already: the scores are pooled, the budgets[h] - window best positions
+ * and the window stay. Where budgets[h] >= n that is every position, and the row of scores is not read.
  *
  *   scores          row h starts at scores + h * stride, n - window floats, read only
  *   stride          floats from row to row
  *   num_heads       rows
- *   n, window       positions of the prompt, and the last ones, always kept: 0 < window < n
+ *   n               positions of the prompt, at most 2^32 - 1
+ *   window          the last ones, always kept: 0 < window < n
  *   params          pooling, kernel and nan are read
  *   budgets         positions kept of each row, num_heads numbers, each at least `window`
  *   workspace       scratch of workspace_size bytes, at least what the function above says
@@ -245,7 +250,7 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_workspace_size(const pb_kvcac
  *   indices_stride        elements from row to row, at least the most that a row gets
  *   capacity              elements in the whole array
  *
- * The errors of the functions above.
+ * The errors of pb_kvcache_select_workspace_size, pb_kvcache_window_scores and pb_kvcache_select_from_scores.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *attn,
                                                    const pb_kvcache_select_params *params, const uint32_t *budgets,

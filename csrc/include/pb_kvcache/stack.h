@@ -1,11 +1,12 @@
 /*
  * A whole model's caches: one PyramidKV cache per layer, each evicting at its own budget, driven together.
  *
- * Every layer is what an independent instance would be, bit for bit. A stack of one layer is SnapKV. One block of memory
- * holds them all, one call takes in a decode step for all of them, and a call that a single layer refuses changes none.
+ * Every layer is what an independent instance would be, bit for bit. A stack of one layer is SnapKV. One block of
+ * memory holds them all. One call takes in a decode step for all of them, and where a single layer refuses it, none
+ * changes.
  *
- * One cache per KV head: make a stack of layers * heads caches in layer-major order, so that cache l * heads + h is head
- * h of layer l, with a budget for each in `budgets`.
+ * One cache per KV head: make a stack of layers * heads caches in layer-major order, so that cache l * heads + h is
+ * head h of layer l, with a budget for each in `budgets`.
  *
  *     const pb_kvcache_stack_params params = PB_KVCACHE_STACK_PARAMS_DEFAULT(32);
  *     pb_kvcache_stack *stack = pb_kvcache_stack_create(&params, NULL, NULL);
@@ -30,9 +31,10 @@
 PB_KVCACHE_EXTERN_C_BEGIN
 
 /* cdef: begin */
-/* The most layers of a stack. No model comes near; it bounds the time that a check takes. */
+/* The most layers of a stack. No model comes near. It bounds the time that a check takes. */
 #define PB_KVCACHE_STACK_MAX_LAYERS 65536
 
+/* What all layers of a stack have in common. */
 typedef struct pb_kvcache_stack_params {
     uint32_t num_layers;    /* > 0, at most PB_KVCACHE_STACK_MAX_LAYERS */
     uint32_t budget;        /* positions kept per layer on average, > 0; not read where budgets are given */
@@ -49,11 +51,11 @@ typedef struct pb_kvcache_stack pb_kvcache_stack;
  * Why would creation refuse? PB_KVCACHE_OK where only memory can stop it.
  *
  *   params   the parameters
- *   budgets  NULL: layer l is a PyramidKV cache at its share of params->budget. Else num_layers numbers, from a plan for
- *            example, and layer l is a SnapKV cache that keeps exactly budgets[l]. Each must be greater than
+ *   budgets  NULL: layer l is a PyramidKV cache at its share of params->budget. Else num_layers numbers, from a plan
+ *            for example, and layer l is a SnapKV cache that keeps exactly budgets[l]. Each must be greater than
  *            recent_window: a layer that could drop nothing would keep more than was planned
- *   layer    NULL, or becomes the first layer that breaks the rule: 0 for a rule about the whole stack, num_layers where
- *            none is broken
+ *   layer    NULL, or becomes the first layer that breaks the rule: 0 for a rule about the whole stack, num_layers
+ *            where none is broken
  *
  * _NULL (params), _NUM_LAYERS, then for the first layer that has one, in this order: _BUDGET, _OBS_WINDOW,
  * _RECENT_WINDOW, _POOL_KERNEL, _PYRAMID_RATIO, _TOO_LARGE. Last _TOO_LARGE for all together.
@@ -94,6 +96,8 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_on_decode_step(pb_kvcache_stac
  *
  *   pos, attn, attn_lens  as above
  *   layer                 NULL, or becomes the first layer that refuses, num_layers where none does
+ *
+ * The statuses of on_decode_step.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_step_check(const pb_kvcache_stack *stack, uint32_t pos,
                                                              const float *const *attn, const size_t *attn_lens,
@@ -117,7 +121,13 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_evict(pb_kvcache_stack *stack,
                                                         size_t *offsets, size_t offsets_capacity);
 
 /*
- * The kept positions of all layers, laid out as the victims of `evict`. `capacity` is at least the resident positions.
+ * Copy the kept positions of all layers out.
+ *
+ *   positions         gets them, laid out as the victims of `evict`
+ *   capacity          how many it has room for, at least the resident positions
+ *   offsets           gets num_layers + 1 offsets
+ *   offsets_capacity  how many `offsets` has room for
+ *
  * PB_KVCACHE_ERROR_NULL, _CAPACITY.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_kept(const pb_kvcache_stack *stack, uint32_t *positions,
@@ -127,8 +137,11 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_kept(const pb_kvcache_stack *s
 PB_KVCACHE_API uint32_t pb_kvcache_stack_num_layers(const pb_kvcache_stack *stack);
 
 /*
- * One layer's cache, to be read with the functions of policy.h while the stack lives. It belongs to the stack. NULL where
- * there is no such layer.
+ * One layer's cache, to be read with the functions of policy.h while the stack lives. It belongs to the stack.
+ *
+ *   layer  which one
+ *
+ * Returns NULL where there is no such layer.
  */
 PB_KVCACHE_API const pb_kvcache *pb_kvcache_stack_layer(const pb_kvcache_stack *stack, uint32_t layer);
 
@@ -155,7 +168,7 @@ PB_KVCACHE_API size_t pb_kvcache_stack_peak_resident(const pb_kvcache_stack *sta
 /* Bytes that the stack took from its allocator; 0 for NULL. */
 PB_KVCACHE_API size_t pb_kvcache_stack_memory_bytes(const pb_kvcache_stack *stack);
 
-/* Back to a new stack: every layer keeps position 0 and remembers nothing; the peak too. PB_KVCACHE_ERROR_NULL. */
+/* Back to a new stack: every layer keeps position 0 and remembers nothing, and the peak too. PB_KVCACHE_ERROR_NULL. */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_reset(pb_kvcache_stack *stack);
 
 /*
@@ -172,7 +185,10 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_seed(pb_kvcache_stack *stack, 
 
 /*
  * Make `stack` hold and remember exactly what `source` does, the peak included, without allocating.
- * PB_KVCACHE_ERROR_NULL. PB_KVCACHE_ERROR_MISMATCH unless both have the same layers: nothing has changed.
+ *
+ *   source  a stack whose layers have the same policies and parameters
+ *
+ * PB_KVCACHE_ERROR_NULL. _MISMATCH where the layers differ: nothing has changed.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_copy(pb_kvcache_stack *stack, const pb_kvcache_stack *source);
 /* cdef: end */

@@ -1,5 +1,5 @@
 /*
- * What a call answers. 0 is success; every failure is a negative code whose value never changes meaning.
+ * What a call answers. 0 is success. Every failure is a negative code whose value never changes meaning.
  *
  * Ranges: -1 to -29 the core, -30 to -49 the planner, -50 to -69 the prefill selection, -70 to -89 baselines and
  * stacks.
@@ -104,7 +104,7 @@ typedef enum pb_kvcache_status {
     PB_KVCACHE_ERROR_SINKS = -70
 } pb_kvcache_status;
 
-/* One English sentence that says which rule was broken; a static string, also for a code that is not in the list. */
+/* One English sentence that says which rule was broken: a static string, also for a code that is not in the list. */
 PB_KVCACHE_API const char *pb_kvcache_status_str(pb_kvcache_status status);
 /* cdef: end */
 

@@ -11,7 +11,7 @@ PB_KVCACHE_EXTERN_C_BEGIN
 #define PB_KVCACHE_VERSION_MINOR 1
 #define PB_KVCACHE_VERSION_PATCH 0
 
-/* The version of the library that is linked, "MAJOR.MINOR.PATCH"; a static string. */
+/* The version of the library that is linked, "MAJOR.MINOR.PATCH": a static string. */
 PB_KVCACHE_API const char *pb_kvcache_version(void);
 /* cdef: end */
 
