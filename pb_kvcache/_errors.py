@@ -6,7 +6,7 @@ from ._native import ffi, lib
 
 
 class CacheFullError(RuntimeError):
-    """A decode step came while the cache held as many positions as it can; evict first."""
+    """A decode step came while the cache held as many positions as it can. Evict first."""
 
 
 def status_text(status: int) -> str:

@@ -170,7 +170,7 @@ class LayerPlan:
         Parameters
         ----------
         num_kv_heads
-            Key-value heads of a layer; not the query heads.
+            Key-value heads of a layer. Not the query heads.
         head_dim
             Elements of one head's key, and of its value.
         dtype
@@ -336,7 +336,7 @@ def plan(
     budget
         Positions per layer on average.
     total
-        Positions in all, instead of `budget`; a multiple of `multiple_of`. A total above the sum of the maximums gives
+        Positions in all, instead of `budget`. A multiple of `multiple_of`. A total above the sum of the maximums gives
         every layer its maximum.
     shape
         ``"pyramid"``: arithmetic, the first layer's weight `ratio` times the last one's. ``"geometric"``: the same

@@ -104,7 +104,7 @@ class Budgets:
         return budgets
 
     def measure(self, model_layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Take note of what a position costs in bytes; only `memory` needs it."""
+        """Take note of what a position costs in bytes. Only `memory` needs it."""
         size = keys.shape[1] * (keys.shape[-1] * keys.element_size() + values.shape[-1] * values.element_size())
         if self._position_bytes not in (0, size) and self.amount.kind == "memory":
             raise ValueError(
@@ -163,7 +163,7 @@ class Budgets:
         return np.asarray(chosen.budgets, np.int64)
 
     def forget(self) -> None:
-        """Forget the prompt; the next one may have another batch size or another dtype."""
+        """Forget the prompt. The next one may have another batch size or another dtype."""
         self.failed_layer = None
         self._decided.clear()
         self._position_bytes = 0

@@ -30,7 +30,7 @@ _NOT_USED = (
 class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
     """A cache for transformers models in which every layer keeps its own share of a prompt (arXiv 2406.02069).
 
-    The prompt is read with full attention; then each KV head of each layer keeps the last `window` positions and those
+    The prompt is read with full attention. Then each KV head of each layer keeps the last `window` positions and those
     that the window's queries attended to most, as many as the layer's budget says: many in the first layers, few in
     the last. The rest is freed, layer by layer while the prompt is read. Positions are never renumbered.
 
@@ -42,10 +42,10 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
     config
         ``model.config``, of a model that :func:`use` was called with.
     budget
-        Positions kept per layer on average, the window included; at least ``window + 1``. 512 where none of `plan`,
+        Positions kept per layer on average, the window included. At least ``window + 1``. 512 where none of `plan`,
         `memory` and `fraction` is given.
     ratio
-        The first layer's share over the last one's, any number above 0; 4 where neither `beta` nor `weights` is given.
+        The first layer's share over the last one's, any number above 0. It is 4 where neither `beta` nor `weights` is given.
         1 is uniform, below 1 the inverted pyramid.
     beta
         The paper's parameter instead: the last layer keeps ``budget / beta``.
@@ -70,17 +70,17 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
     compress
         ``"prompt"``: the first call brings the whole prompt, and each layer is compressed as soon as its attention is
         done. ``"decode"``: the prompt comes in several calls (``prefill_chunk_size`` of ``generate``), and layers are
-        compressed at the first call with a single token; until then everything is held.
+        compressed at the first call with a single token. Until then everything is held.
 
     Raises
     ------
     TypeError, ValueError
-        An argument that breaks a rule above, or a model that cannot be served; the message names the fix.
+        An argument that breaks a rule above, or a model that cannot be served. The message names the fix.
 
     Notes
     -----
-    For inference: gradients do not flow into what is held. Which positions are kept depends on the end of the prompt;
-    a second question in the same conversation finds what the first one left (compress without the question, or start
+    For inference: gradients do not flow into what is held. Which positions are kept depends on the end of the prompt.
+    A second question in the same conversation finds what the first one left (compress without the question, or start
     from a :meth:`copy` of an uncompressed cache, where that matters).
     """
 
@@ -227,7 +227,7 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
 
     @property
     def budgets(self) -> npt.NDArray[np.int64]:
-        """What every layer may keep of the prompt, shape ``(num_layers,)``; 0 for a layer that is not compressed.
+        """What every layer may keep of the prompt, shape ``(num_layers,)``, 0 for a layer that is not compressed.
 
         Before a prompt: for one that is long enough. After it: for this one, the most of any sequence of the batch.
         """
@@ -291,7 +291,7 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
         )
 
     def report(self) -> CacheReport:
-        """Return what every layer keeps, evicted and holds; ``print(cache.report())`` shows a table."""
+        """Return what every layer keeps, evicted and holds. ``print(cache.report())`` shows a table."""
         decided = any(layer.decided is not None for layer in self._compressed())
         known = decided or not self._budgets.amount.needs_prompt
         budgets = self.budgets if known else np.zeros(len(self.layers), np.int64)

@@ -18,7 +18,7 @@ class Holder:
     """The policies of one layer, and which slot of its buffers holds which position.
 
     A sequence that holds ``c`` positions has them in its slots ``0 .. c-1``, in any order: keys carry their rotation
-    with them. The next token goes to slot ``c``; when its cache is full the victim's slot takes it over, so a step
+    with them. The next token goes to slot ``c``. When its cache is full the victim's slot takes it over, so a step
     moves one row per head and nothing else.
     """
 
@@ -79,9 +79,9 @@ class Holder:
             value_buffer[row, :, spare] = value[row, :, 0]
 
     def mask(self, are_tokens: npt.NDArray[np.bool_] | None, device: torch.device) -> torch.Tensor | None:
-        """Return which slots the new token sees, ``(batch, 1, 1, slots)``; None for all.
+        """Return which slots the new token sees, ``(batch, 1, 1, slots)``. None for all.
 
-        `are_tokens` says for which sequences the new token is one, not padding; None for all.
+        `are_tokens` says for which sequences the new token is one, not padding. None for all.
         """
         counts = self._counts + (1 if are_tokens is None else are_tokens)
         if (counts == self.slots).all():
@@ -129,12 +129,12 @@ class Holder:
                 buffer[rows, heads, target] = buffer[rows, heads, source]
 
     def columns(self) -> npt.NDArray[np.int64]:
-        """Return the held columns, ``(batch, kv_heads, held)``, ascending; -1 fills up at the end."""
+        """Return the held columns, ``(batch, kv_heads, held)``, ascending, -1 fills up at the end."""
         held = self._columns[..., : self.length]
         return np.where(np.arange(self.length) < self._counts[:, None, None], held, -1)
 
     def select(self, rows: npt.NDArray[np.int64]) -> Holder:
-        """Return the policies and maps of the sequences at `rows`; one may come more than once."""
+        """Return the policies and maps of the sequences at `rows`. One may come more than once."""
         twin = object.__new__(Holder)
         twin._heads = self._heads
         twin._counts = self._counts[rows]

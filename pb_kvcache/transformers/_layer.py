@@ -15,7 +15,7 @@ from ._hold import Holder
 from ._selection import Scoring, choose
 from ._use import LAYER_MARK, OwnMask
 
-#: Slots that a buffer has beyond what it holds, at least; it grows by an eighth otherwise. Growing copies the layer: at
+#: Slots that a buffer has beyond what it holds, at least. It grows by an eighth otherwise. Growing copies the layer: at
 #: 512 slots that is 8 rows copied for each token, where attention reads all 512.
 ROOM = 32
 
@@ -69,7 +69,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- what transformers asks of a layer ----
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
-        """Note the device and the dtype; buffers come with the first tokens."""
+        """Note the device and the dtype. Buffers come with the first tokens."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
@@ -100,7 +100,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.seen
 
     def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
-        """Return the length and the offset of a mask; the offset says that this layer makes its own."""
+        """Return the length and the offset of a mask. The offset says that this layer makes its own."""
         new = query_length if isinstance(query_length, int) else int(query_length.shape[0])
         return self.length + new, OwnMask(self.seen - self.length)
 
@@ -111,7 +111,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
     get_max_cache_shape = get_max_length  # its name up to transformers 5.3
 
     def reset(self) -> None:
-        """Forget everything; the next prompt may have another batch size."""
+        """Forget everything. The next prompt may have another batch size."""
         self._clear()
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
@@ -137,7 +137,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
             self.batch_select_indices(torch.arange(self._key_buffer.shape[0]).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep the sequences at `indices`, in that order; one may come more than once."""
+        """Keep the sequences at `indices`, in that order. One may come more than once."""
         if self._key_buffer is None or self._value_buffer is None:
             return
         rows = torch.as_tensor(indices)
@@ -173,7 +173,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Do the attention of the step that `update` has just taken in, and compress after the prompt's.
 
-        `padding` is the model's 2-D mask ``(batch, seen)``, None where all are tokens; `additive` that the arithmetic
+        `padding` is the model's 2-D mask ``(batch, seen)``, None where all are tokens. `additive` that the arithmetic
         turns masks into sums; `options` what the model passes on to its attention function.
         """
         self.awaits_attention = False
@@ -207,7 +207,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
     def _own_mask(
         self, past: int, new: int, padding: torch.Tensor | None, additive: bool, device: torch.device
     ) -> torch.Tensor | None:
-        """Return who may see whom, ``(batch or 1, 1, new, past + new)``; None where causality alone says it.
+        """Return who may see whom, ``(batch or 1, 1, new, past + new)``. None where causality alone says it.
 
         The same answer as the stock mask functions while nothing has been evicted, so that the same arithmetic runs.
         """
@@ -220,7 +220,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         return causal if visible is None else causal & visible[:, None, None, :]
 
     def _visible(self, past: int, new: int, padding: torch.Tensor | None) -> torch.Tensor | None:
-        """Return which slots hold a token, ``(batch, past + new)``; None for all."""
+        """Return which slots hold a token, ``(batch, past + new)``. None for all."""
         total = past + new
         if self._columns is None and self._slot_valid is None:  # slots are columns
             return None if padding is None else padding[:, :total]
@@ -274,7 +274,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- the prompt ----
 
     def _read_prompt(self, query: torch.Tensor, scoring: Scoring) -> None:
-        """Take in what a forward brought of the prompt; without chunks the prompt ends with it."""
+        """Take in what a forward brought of the prompt. Without chunks the prompt ends with it."""
         self._scoring = scoring
         if self.budgets.chunked:
             if self._incoming is not None:
@@ -345,7 +345,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         self._show()
 
     def _token_columns(self, row: int, columns: int, scored: bool) -> torch.Tensor | None:
-        """Return the columns of a sequence that are tokens; None for all.
+        """Return the columns of a sequence that are tokens. None for all.
 
         Where positions are `scored` the window's queries have to be the sequence's last tokens, one after another, up
         to the last column.
@@ -369,7 +369,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         kept: npt.NDArray[np.int64],
         capacity: int,
     ) -> None:
-        """Copy the chosen columns into new buffers; the old keys and values are no longer referenced after it."""
+        """Copy the chosen columns into new buffers. The old keys and values are no longer referenced after it."""
         batch, kv_heads = keys.shape[:2]
         slots = int(kept.max())
         capacity = capacity or slots + ROOM
@@ -467,7 +467,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._mask.sum(dim=1).cpu().numpy() + missing  # type: ignore[no-any-return, unused-ignore]
 
     def columns(self) -> npt.NDArray[np.int64]:
-        """Return the kept columns, ``(batch, kv_heads, kept)``, ascending; -1 fills up shorter sequences at the end."""
+        """Return the kept columns, ``(batch, kv_heads, kept)``, ascending, -1 fills up shorter sequences at the end."""
         if self._key_buffer is None:
             return np.empty((0, 0, 0), np.int64)
         if self._holder is not None:

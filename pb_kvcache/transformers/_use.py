@@ -2,7 +2,7 @@
 
 ``Cache.update`` sees no queries, and an attention function sees no cache. So the layer marks the key tensor that its
 ``update`` returns, and the attention function registered here finds the layer by that mark. A model makes one causal
-mask per forward, sized by one layer; layers of different length cannot share it. So the cache marks the offset that
+mask per forward, sized by one layer. Layers of different length cannot share it. So the cache marks the offset that
 it answers for its mask's size, and the mask function registered here then passes the 2-D padding mask through. With
 any other cache, or none, both functions are the stock ones.
 """
@@ -55,7 +55,7 @@ def use(model: _Model, attention: str | None = None) -> _Model:
     TypeError
         Not a transformers model.
     ValueError
-        A model whose attention cannot be redirected, or other arithmetic than the two; the message names the fix.
+        A model whose attention cannot be redirected, or other arithmetic than the two. The message names the fix.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: must be a transformers PreTrainedModel, not {type(model).__name__}")
@@ -104,7 +104,7 @@ def plain_implementation(config: Any) -> str | None:
 
 
 def _register() -> None:
-    """Put the functions into transformers' registries; once more changes nothing."""
+    """Put the functions into transformers' registries. Once more changes nothing."""
     for plain, name in NAMES.items():
         ALL_ATTENTION_FUNCTIONS.register(name, _ATTENTION[plain])
         ALL_MASK_ATTENTION_FUNCTIONS.register(name, _MASKS[plain])
