@@ -45,8 +45,8 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
         Positions kept per layer on average, the window included. At least ``window + 1``. 512 where none of `plan`,
         `memory` and `fraction` is given.
     ratio
-        The first layer's share over the last one's, any number above 0. It is 4 where neither `beta` nor `weights` is given.
-        1 is uniform, below 1 the inverted pyramid.
+        The first layer's share over the last one's, any number above 0. 1 is uniform, below 1 the inverted
+        pyramid. It is 4 where neither `beta` nor `weights` is given.
     beta
         The paper's parameter instead: the last layer keeps ``budget / beta``.
     weights
