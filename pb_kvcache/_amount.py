@@ -17,9 +17,10 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import natural, plain_array, real, shown, uint32
+from ._checks import natural, real, shown, uint32
 from ._native import lib
 from ._options import choice
+from ._tensor import plain_array
 
 _Name = TypeVar("_Name", bound=str)
 

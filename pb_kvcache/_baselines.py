@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._busy import in_turn, new_turn
 from ._checks import UINT32_MAX, float32_array, integer, shown, uint32, uint32_array
 from ._policy import Policy, bad_weight, with_attributes
 
@@ -206,18 +207,22 @@ class FullCache(Policy):
 
     def __init__(self) -> None:
         self._params = {}
+        self._turn = new_turn()
         self._room = np.zeros(1, np.uint32)  # kept positions, then room for more
         self._count = 1
 
     def on_decode_step(self, pos: int, attn: npt.ArrayLike | None) -> None:
         """Take in one decoded token: `pos` joins the kept set. As :meth:`Policy.on_decode_step`, but never full."""
         pos = uint32("pos", pos)
+        weights = None if attn is None else float32_array("attn", attn, 1)
+        in_turn(self, self._turn, self._append, pos, weights)
+
+    def _append(self, pos: int, weights: npt.NDArray[np.float32] | None) -> None:
         if self._count and pos <= self._last():
             raise ValueError(
                 f"pos = {pos}: must be greater than every kept position, the last of which is {self._last()}"
             )
-        if attn is not None:
-            weights = float32_array("attn", attn, 1)
+        if weights is not None:
             if len(weights) != self._count:
                 raise ValueError(
                     f"attn: has {len(weights)} weights, must have one for each of the {self._count} kept positions"
@@ -242,17 +247,23 @@ class FullCache(Policy):
     @property
     def kept(self) -> npt.NDArray[np.uint32]:
         """The kept positions, ascending: a copy, uint32."""
+        return in_turn(self, self._turn, self._copied)
+
+    def _copied(self) -> npt.NDArray[np.uint32]:
         kept: npt.NDArray[np.uint32] = self._room[: self._count].copy()
         return kept
 
     def __len__(self) -> int:
-        return self._count
+        return in_turn(self, self._turn, lambda: self._count)
 
     def __contains__(self, pos: object) -> bool:
         try:
             number = integer("pos", pos)
         except TypeError:
             return False
+        return in_turn(self, self._turn, self._holds, number)
+
+    def _holds(self, number: int) -> bool:
         index = int(np.searchsorted(self._room[: self._count], number))
         return index < self._count and int(self._room[index]) == number
 
@@ -278,8 +289,11 @@ class FullCache(Policy):
 
     def reset(self) -> None:
         """Go back to a new cache: position 0 kept. The memory is given back."""
-        self._room = np.zeros(1, np.uint32)
-        self._count = 1
+        in_turn(self, self._turn, self._replace, np.zeros(1, np.uint32))
+
+    def _replace(self, positions: npt.NDArray[np.uint32]) -> None:
+        self._room = positions
+        self._count = len(positions)
 
     def seed(self, positions: npt.ArrayLike, attn: npt.ArrayLike | None = None) -> None:
         """Start from a prompt: replace the kept set. As :meth:`Policy.seed`, but never full."""
@@ -298,15 +312,13 @@ class FullCache(Policy):
             )
         if attn is not None:
             _check_weights(weights)
-        self._room = array.copy()
-        self._count = len(array)
+        in_turn(self, self._turn, self._replace, array.copy())
 
     def copy(self) -> FullCache:
         """Return an independent cache with the same kept set."""
         twin = type(self).__new__(type(self))
         FullCache.__init__(twin)
-        twin._room = self._room.copy()
-        twin._count = self._count
+        twin._replace(self.kept)
         return with_attributes(twin, self)
 
     def __reduce__(self) -> Any:

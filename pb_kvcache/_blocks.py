@@ -78,7 +78,7 @@ def _each_row(name: str, value: Any, one: Callable[[str, Any], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         nested = len(value) > 0 and not np.isscalar(value[0]) and np.ndim(value[0]) > 0
     else:
-        ndim = np.ndim(as_numpy(value))
+        ndim = np.ndim(as_numpy(name, value))
         if ndim not in (1, 2):
             raise ValueError(f"{name}: must have 1 or 2 dimensions, not {ndim}")
         nested = ndim == 2
@@ -121,7 +121,7 @@ def block_select(
     positions = integer("budget", budget)
     choice("reduce", reduce, REDUCE)
     fold = np.maximum if reduce == "max" else np.add
-    device = scores.device if on_other_device(scores) else None
+    device = scores.device if on_other_device("scores", scores) else None
     if device is not None:
         scores = scores.detach().cpu()
     rule = choice("nan", nan, NAN)

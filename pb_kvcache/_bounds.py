@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import UINT32_MAX, plain_array, positive, shown, uint32
+from ._checks import UINT32_MAX, positive, shown, uint32
+from ._tensor import plain_array
 
 
 @dataclass(frozen=True, eq=False)

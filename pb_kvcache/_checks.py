@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._tensor import plain_array
+
 UINT32_MAX = 2**32 - 1
 
 _F32 = np.dtype(np.float32)
@@ -34,7 +36,7 @@ def integer(name: str, value: Any) -> int:
         raise TypeError(f"{name} = {value!r}: must be an integer, not a bool")
     try:
         return operator.index(value)
-    except TypeError:
+    except (TypeError, RuntimeError):  # RuntimeError: a tensor without memory
         raise TypeError(f"{name} = {shown(value)}: must be an integer, not {type(value).__name__}") from None
 
 
@@ -159,14 +161,3 @@ def uint32_array(name: str, value: Any, ndim: int) -> npt.NDArray[np.uint32]:
         where = ", ".join(str(i) for i in index)
         raise ValueError(f"{name}[{where}] = {shown(int(array[index]))}: must be between 0 and {UINT32_MAX}")
     return np.require(array, np.uint32, ["C", "A"])
-
-
-def plain_array(name: str, value: Any, what: str) -> npt.NDArray[Any]:
-    """Return an array-like as a plain array. A subclass may have its own idea of its size or items."""
-    if np.ma.isMaskedArray(value):
-        raise TypeError(f"{name}: must be an array of {what}, not a masked one; fill it first")
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError, UserWarning) as error:
-        # RuntimeError: a tensor that requires a gradient. UserWarning: ragged lists before NumPy 1.24, as an error.
-        raise TypeError(f"{name}: must be an array of {what}: {error}") from None

@@ -35,7 +35,7 @@ def select_top(scores: Any, k: int, *, nan: str = "raise") -> Any:
     TypeError, ValueError
         An argument or a score that breaks a rule.
     """
-    if on_other_device(scores):
+    if on_other_device("scores", scores):
         return _torch_path.select_top(scores, k, nan=nan)
     number = at_least("k", k, 0)
     rule = choice("nan", nan, NAN)

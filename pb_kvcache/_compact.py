@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ._calls import OK, head_ranges, words
-from ._checks import plain_array
 from ._errors import status_text
 from ._native import ffi, lib
 from ._options import at_least
 from ._positions import ascending_rows
-from ._tensor import is_torch, on_other_device, torch_module
+from ._tensor import NATIVE_DEVICES, dense, is_torch, on_other_device, plain_array, torch_module
 from ._threads import in_threads
 
 
@@ -50,15 +49,23 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
     kv, shape = memory.kv, memory.shape
     threads = at_least("threads", threads, 1)
     batched = len(shape) == 4
+    if is_torch(indices):
+        indices = plain_array("indices", indices, "integers")
+    try:
+        len(indices)
+    except TypeError:
+        raise TypeError(f"indices: must be rows of positions, not {type(indices).__name__}") from None
     if batched and len(indices) != shape[0]:
         raise ValueError(f"indices: has {len(indices)} sequences, must have one per sequence of kv, {shape[0]}")
     # The kernel refuses rows that overlap within its one sequence. Those of a batch, and torch's, are checked here.
-    elsewhere = on_other_device(kv)
+    elsewhere = on_other_device("kv", kv)
     if (elsewhere or (batched and shape[0] > 1)) and not memory.disjoint():
         raise ValueError("kv: its rows overlap in memory")
     heads, n = shape[-3:-1]
     named = [(f"indices[{i}]", one) for i, one in enumerate(indices)] if batched else [("indices", indices)]
     kept = [ascending_rows(name, one, heads, n) for name, one in named]
+    if 0 in shape:
+        return _nothing(kv, indices)
     sequences = list(kv) if batched else [kv]
     if elsewhere:
         for one, (rows, counts) in zip(sequences, kept, strict=True):
@@ -79,6 +86,21 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
     return kv[:, :, : numbers.pop()] if len(numbers) == 1 else fronts
 
 
+def _nothing(kv: Any, indices: Any) -> Any:
+    """Return the front of a `kv` without elements."""
+    batched = len(kv.shape) == 4
+    rows = [row for one in indices for row in one] if batched else list(indices)
+    numbers = {len(row) for row in rows}
+    if not rows:  # an array of no rows still says how long they are
+        shape: tuple[int, ...] = getattr(indices, "shape", ())
+        numbers = {shape[-1] if len(shape) == len(kv.shape) - 1 else 0}
+    if len(numbers) == 1:
+        return kv[..., : numbers.pop(), :]
+    if not batched:
+        return [kv[head, : len(row)] for head, row in enumerate(indices)]
+    return [_nothing(one, rows) for one, rows in zip(kv, indices, strict=True)]
+
+
 class _Memory:
     """The checked `kv` of a call, and where its rows are: strides in bytes."""
 
@@ -86,13 +108,13 @@ class _Memory:
 
     def __init__(self, kv: Any) -> None:
         if is_torch(kv):
-            if kv.layout is not torch_module().strided or kv.device.type == "meta":
-                raise TypeError(f"kv: must be a dense tensor, not {kv.layout} on {kv.device}")
+            plain = dense("kv", kv)  # with a negative or conjugate bit, which moves leave as it is
             if kv.requires_grad:
                 raise ValueError("kv: is part of a gradient and is not changed in place; give kv.detach()")
-            self.size: int = kv.element_size()
-            self.strides: list[int] = [stride * self.size for stride in kv.stride()]
-            self.address: int = kv.data_ptr()
+            self.size: int = plain.element_size()
+            self.strides: list[int] = [stride * self.size for stride in plain.stride()]
+            # On another device, whose tensors may have no address, torch moves the rows.
+            self.address: int = plain.data_ptr() if plain.device.type in NATIVE_DEVICES else 0
         elif isinstance(kv, np.ndarray):
             kv = plain_array("kv", kv, "numbers")
             if kv.dtype.hasobject:
@@ -110,7 +132,7 @@ class _Memory:
             raise ValueError(
                 f"kv: must have shape (kv_heads, n, head_dim) or (batch, kv_heads, n, head_dim), not {self.shape}"
             )
-        if self.shape[-1] > 1 and self.strides[-1] != self.size:
+        if 0 not in self.shape and self.shape[-1] > 1 and self.strides[-1] != self.size:
             raise ValueError("kv: its last axis must be contiguous")
 
     def disjoint(self) -> bool:

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import plain_array, uint32, uint32_array
+from ._checks import uint32, uint32_array
 from ._plan import LayerPlan, plan
+from ._tensor import plain_array
 
 #: What a division makes largest: the mean over layers, or the layer that is worth least.
 OBJECTIVES = ("mean", "worst")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ._busy import TOKEN, in_turn, new_turn, refuse
 from ._checks import UINT32_MAX, float32_array, integer, shown, uint32, uint32_array
 from ._errors import CacheFullError, status_text
 from ._native import ffi, lib
@@ -27,28 +28,30 @@ class LayerCache:
     Not made directly.
     """
 
-    __slots__ = ("__weakref__", "_owner", "_policy")
+    __slots__ = ("__weakref__", "_owner", "_policy", "_turn")
 
     #: The native instance, and what has to live as long as it.
     _policy: Any
     _owner: Any
+    #: Taken by the call in progress: :func:`new_turn`.
+    _turn: list[None]
 
     @property
     def kept(self) -> npt.NDArray[np.uint32]:
         """The kept positions, ascending: a copy, uint32."""
-        positions = np.empty(len(self), np.uint32)
-        lib.pb_kvcache_kept(self._policy, ffi.from_buffer("uint32_t[]", positions), len(positions))
-        return positions
+        return in_turn(self, self._turn, native_kept, self._policy)
 
     def __len__(self) -> int:
-        return lib.pb_kvcache_kept_count(self._policy)  # type: ignore[no-any-return]
+        return in_turn(self, self._turn, lib.pb_kvcache_kept_count, self._policy)  # type: ignore[no-any-return]
 
     def __contains__(self, pos: object) -> bool:
         try:
             number = integer("pos", pos)
         except TypeError:
             return False
-        return 0 <= number <= UINT32_MAX and bool(lib.pb_kvcache_contains(self._policy, number))
+        return 0 <= number <= UINT32_MAX and bool(
+            in_turn(self, self._turn, lib.pb_kvcache_contains, self._policy, number)
+        )
 
     def window_score(self, pos: int) -> float:
         """Return the policy's own score of a kept position, before pooling.
@@ -62,7 +65,7 @@ class LayerCache:
         score = ffi.new("double *")
         status = lib.PB_KVCACHE_ERROR_NOT_KEPT
         if 0 <= number <= UINT32_MAX:
-            status = lib.pb_kvcache_window_score(self._policy, number, score)
+            status = in_turn(self, self._turn, lib.pb_kvcache_window_score, self._policy, number, score)
         if status == lib.PB_KVCACHE_ERROR_NOT_KEPT:
             raise KeyError(f"pos = {shown(number)}: is not kept")
         if status != _OK:
@@ -80,14 +83,15 @@ class LayerCache:
         return lib.pb_kvcache_capacity(self._policy)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {len(self)} kept, evicts to {self.effective_budget}>"
+        return f"<{type(self).__name__}: {in_words(lambda: len(self))} kept, evicts to {self.effective_budget}>"
 
 
 class Policy(LayerCache):
     """One layer's cache and the rule that keeps it small. Base of all policies; not made directly.
 
-    An instance holds position 0 when it is new, serves one layer of one sequence, and must not be used by two threads
-    at once without a lock. Nothing is allocated natively after it is made.
+    An instance holds position 0 when it is new and serves one layer of one sequence. It serves one thread at a time:
+    a call that comes while another thread's is in progress raises RuntimeError, so threads that share an instance need
+    a lock. Nothing is allocated natively after it is made.
     """
 
     #: The names of the parameters, in the order of the C struct.
@@ -107,6 +111,7 @@ class Policy(LayerCache):
         status = getattr(lib, f"pb_kvcache_{self._NAME}_check")(struct)
         if status != _OK:
             raise ValueError(self._refusal(status))
+        self._turn = new_turn()
         self._vtable = getattr(lib, f"pb_kvcache_{self._NAME}")
         policy = self._vtable.create(struct, ffi.NULL, ffi.NULL)
         if policy == ffi.NULL:
@@ -154,6 +159,8 @@ class Policy(LayerCache):
             A position that does not ascend; weights of the wrong shape, negative, infinite or NaN.
         CacheFullError
             There is no room: evict first.
+        RuntimeError
+            Another thread's call is in progress. Every method raises it then.
 
         Notes
         -----
@@ -162,9 +169,9 @@ class Policy(LayerCache):
         # The usual case costs no more than it has to: a plain int and a float32 vector.
         if type(pos) is not int or not 0 <= pos <= UINT32_MAX:
             pos = uint32("pos", pos)
-        if attn is None:
-            status = self._step(self._policy, pos, ffi.NULL, 0)
-        else:
+        weights = ffi.NULL
+        count = 0
+        if attn is not None:
             if not (
                 type(attn) is np.ndarray
                 and attn.dtype is _F32
@@ -173,19 +180,28 @@ class Policy(LayerCache):
                 and attn.flags.aligned
             ):
                 attn = float32_array("attn", attn, 1)
-            status = self._step(self._policy, pos, ffi.from_buffer("float[]", attn), len(attn))
-        if status:
-            raise self._step_error(status, pos, attn)
+            weights = ffi.from_buffer("float[]", attn)
+            count = len(attn)
+        turn = self._turn
+        try:
+            del turn[0]
+        except IndexError:
+            refuse(self)
+        try:
+            if status := self._step(self._policy, pos, weights, count):
+                raise self._step_error(status, pos, attn)
+        finally:
+            turn += TOKEN
 
     def _step_error(self, status: int, pos: int, attn: npt.NDArray[np.float32] | None) -> Exception:
         if status == lib.PB_KVCACHE_ERROR_POSITION:
-            return ValueError(
-                f"pos = {pos}: must be greater than every kept position, the last of which is {self._last()}"
-            )
+            last = native_kept(self._policy)[-1]
+            return ValueError(f"pos = {pos}: must be greater than every kept position, the last of which is {last}")
         if status == lib.PB_KVCACHE_ERROR_ATTN_LEN:
             assert attn is not None
             return ValueError(
-                f"attn: has {len(attn)} weights, must have one for each of the {len(self)} kept positions"
+                f"attn: has {len(attn)} weights, must have one for each of the "
+                f"{lib.pb_kvcache_kept_count(self._policy)} kept positions"
             )
         if status == lib.PB_KVCACHE_ERROR_ATTN_VALUE:
             assert attn is not None
@@ -195,9 +211,6 @@ class Policy(LayerCache):
                 f"pos = {pos}: the cache holds its capacity of {self.capacity} positions; evict first"
             )
         return RuntimeError(status_text(status))
-
-    def _last(self) -> int:
-        return int(self.kept[-1])
 
     def evict(self, budget: int | None = None) -> npt.NDArray[np.uint32]:
         """Drop positions until ``min(budget, effective_budget)`` are kept, and return them, ascending.
@@ -221,11 +234,19 @@ class Policy(LayerCache):
             if budget < 0:
                 raise ValueError(f"budget = {shown(budget)}: must be 0 or more")
             budget = min(budget, UINT32_MAX)  # more than can be kept in any case
-        count = lib.pb_kvcache_evict_count(self._policy, budget)
-        victims = np.empty(count, np.uint32)
-        if count:
-            self._evict(self._policy, budget, ffi.from_buffer("uint32_t[]", victims), count)
-        return victims
+        turn = self._turn
+        try:
+            del turn[0]
+        except IndexError:
+            refuse(self)
+        try:
+            count = lib.pb_kvcache_evict_count(self._policy, budget)
+            victims = np.empty(count, np.uint32)
+            if count:
+                self._evict(self._policy, budget, ffi.from_buffer("uint32_t[]", victims), count)
+            return victims
+        finally:
+            turn += TOKEN
 
     @property
     def memory_bytes(self) -> int:
@@ -234,7 +255,7 @@ class Policy(LayerCache):
 
     def reset(self) -> None:
         """Go back to a new cache: position 0 kept, nothing remembered."""
-        lib.pb_kvcache_reset(self._policy)
+        in_turn(self, self._turn, lib.pb_kvcache_reset, self._policy)
 
     def seed(self, positions: npt.ArrayLike, attn: npt.ArrayLike | None = None) -> None:
         """Start from a prompt: replace the kept set, and what is remembered of it.
@@ -258,7 +279,12 @@ class Policy(LayerCache):
         -----
         A call that raises has changed nothing.
         """
-        seed_with(lambda *prompt: lib.pb_kvcache_seed(self._policy, *prompt), positions, attn, self.capacity)
+        seed_with(
+            lambda *prompt: in_turn(self, self._turn, lib.pb_kvcache_seed, self._policy, *prompt),
+            positions,
+            attn,
+            self.capacity,
+        )
 
     def copy(self: _Self) -> _Self:
         """Return an independent cache with the same parameters, kept set and memory of the past.
@@ -267,7 +293,7 @@ class Policy(LayerCache):
         """
         twin = type(self).__new__(type(self))  # a subclass may be made from something else than the parameters
         Policy.__init__(twin, **self._params)
-        lib.pb_kvcache_copy(twin._policy, self._policy)
+        in_turn(self, self._turn, lib.pb_kvcache_copy, twin._policy, self._policy)
         return with_attributes(twin, self)
 
     def __copy__(self: _Self) -> _Self:
@@ -294,7 +320,23 @@ class Policy(LayerCache):
         parameters = ", ".join(f"{name}={value}" for name, value in self._params.items())
         if not hasattr(self, "_policy"):
             return f"{type(self).__name__}({parameters})"
-        return f"<{type(self).__name__}({parameters}): {len(self)} kept, evicts to {self.effective_budget}>"
+        count = in_words(lambda: len(self))
+        return f"<{type(self).__name__}({parameters}): {count} kept, evicts to {self.effective_budget}>"
+
+
+def native_kept(policy: Any) -> npt.NDArray[np.uint32]:
+    """Return the kept positions of a native instance that the caller has for itself."""
+    positions = np.empty(lib.pb_kvcache_kept_count(policy), np.uint32)
+    lib.pb_kvcache_kept(policy, ffi.from_buffer("uint32_t[]", positions), len(positions))
+    return positions
+
+
+def in_words(count: Callable[[], int]) -> str:
+    """Return a count for a ``repr``, which never raises because another thread has the object."""
+    try:
+        return str(count())
+    except RuntimeError:
+        return "?"
 
 
 def with_attributes(twin: _Any, original: object) -> _Any:

@@ -38,7 +38,7 @@ def pool_scores(scores: Any, kernel: int = 7, pooling: str = "max", *, nan: str 
     TypeError, ValueError
         An argument or a score that breaks a rule.
     """
-    if on_other_device(scores):
+    if on_other_device("scores", scores):
         return _torch_path.pool_scores(scores, kernel, pooling, nan=nan)
     kernel = kernel_size(kernel)
     code = choice("pooling", pooling, POOLING)

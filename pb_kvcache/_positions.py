@@ -19,7 +19,7 @@ def ascending(name: str, value: Any, n: int | None = None) -> npt.NDArray[np.uin
     TypeError, ValueError
         For anything else. The message names the first position that breaks a rule.
     """
-    array = uint32_array(name, as_numpy(value), 1)
+    array = uint32_array(name, value, 1)
     beyond = np.flatnonzero(array >= n) if n is not None and n <= UINT32_MAX else np.empty(0, np.intp)
     if beyond.size:
         raise ValueError(f"{name}[{beyond[0]}] = {array[beyond[0]]}: must be smaller than {n}")
@@ -40,7 +40,7 @@ def ascending_rows(name: str, value: Any, heads: int, n: int) -> tuple[npt.NDArr
     """
     if len(value) != heads:
         raise ValueError(f"{name}: has {len(value)} heads, must have one row per KV head, {heads}")
-    whole = _whole(value, n)
+    whole = _whole(name, value, n)
     if whole is not None:
         return whole, np.full(heads, whole.shape[1], np.uint32)
     rows = [ascending(f"{name}[{head}]", row, n) for head, row in enumerate(value)]
@@ -51,9 +51,9 @@ def ascending_rows(name: str, value: Any, heads: int, n: int) -> tuple[npt.NDArr
     return padded, counts
 
 
-def _whole(value: Any, n: int) -> npt.NDArray[np.uint32] | None:
+def _whole(name: str, value: Any, n: int) -> npt.NDArray[np.uint32] | None:
     """Return one array of positions that are in range and ascending, checked at once. None for anything else."""
-    array = as_numpy(value)
+    array = as_numpy(name, value)
     if type(array) is not np.ndarray or array.ndim != 2 or array.dtype.kind not in "iu" or not array.size:
         return None
     ascends = bool((array[:, 1:] > array[:, :-1]).all())

@@ -101,7 +101,7 @@ def _check(q: Any, k: Any) -> tuple[int, int, int]:
 
 def _same_kind(q: Any, k: Any) -> None:
     for name, value in (("q", q), ("k", k)):
-        if not on_other_device(value):
+        if not on_other_device(name, value):
             View(name, value, contiguous=False)
     if is_torch(q) != is_torch(k) or q.dtype != k.dtype or (is_torch(q) and q.device != k.device):
         raise TypeError(f"k: must be of the same kind as q, on one device; they are {_kind(k)} and {_kind(q)}")

@@ -164,7 +164,7 @@ def window_scores(
     TypeError, ValueError
         An argument that breaks a rule, or a value: negative probabilities, NaN, infinities, a query that sees nothing.
     """
-    if on_other_device(attn):
+    if on_other_device("attn", attn):
         return _torch_path.window_scores(
             attn, num_kv_heads=num_kv_heads, reduce=reduce, from_logits=from_logits, scale=scale, nan=nan
         )

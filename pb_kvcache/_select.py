@@ -74,7 +74,7 @@ def select(
     TypeError, ValueError
         An argument or a value that breaks a rule. The message says which.
     """
-    if on_other_device(attn):
+    if on_other_device("attn", attn):
         return _torch_path.select(
             attn,
             budget,
@@ -182,7 +182,7 @@ def select_from_scores(
     TypeError, ValueError
         An argument or a score that breaks a rule. The message says which.
     """
-    if on_other_device(scores):
+    if on_other_device("scores", scores):
         return _torch_path.select_from_scores(
             scores,
             budget,

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import UINT32_MAX, integer, plain_array, shown
+from ._checks import UINT32_MAX, integer, shown
 from ._options import at_least
-from ._tensor import as_numpy
+from ._tensor import plain_array
 
 
 class AttentionShape(NamedTuple):
@@ -73,7 +73,7 @@ class AttentionShape(NamedTuple):
             return [None] * self.batch
         if not self.batched:
             raise ValueError("valid: is for a batch, attn has no batch dimension")
-        mask = plain_array("valid", as_numpy(valid), "booleans or lengths")
+        mask = plain_array("valid", valid, "booleans or lengths")
         if mask.dtype == np.bool_:
             if mask.shape != (self.batch, self.n):
                 raise ValueError(f"valid: has shape {mask.shape}, must be (batch, n) = {(self.batch, self.n)}")

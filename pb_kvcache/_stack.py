@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._busy import TOKEN, in_turn, new_turn, refuse
 from ._checks import UINT32_MAX, float32_array, uint32, uint32_array
 from ._errors import CacheFullError, status_text
 from ._native import ffi, lib
-from ._policy import LayerCache, bad_weight, seed_with, with_attributes, with_deep_attributes
+from ._policy import LayerCache, bad_weight, in_words, native_kept, seed_with, with_attributes, with_deep_attributes
 
 _F32 = np.dtype(np.float32)
 _FLOATS = ffi.typeof("float[]")
@@ -30,9 +31,10 @@ class StackLayer(LayerCache):
 
     __slots__ = ()
 
-    def __init__(self, stack: Any, layer: int) -> None:
+    def __init__(self, stack: Any, layer: int, turn: list[None]) -> None:
         self._policy = lib.pb_kvcache_stack_layer(stack, layer)
         self._owner = stack
+        self._turn = turn
 
     @property
     def memory_bytes(self) -> int:
@@ -46,7 +48,8 @@ class PyramidStack:
     Every layer is what a :class:`PyramidKV` of its own would be, bit for bit (with `plan`: a :class:`SnapKV` of the
     layer's planned budget); a stack of one layer is :class:`SnapKV`. One native block holds all of them, one call
     takes in a step for all of them, and a step that a single layer refuses changes none. A new stack holds position 0
-    in every layer. It serves one sequence and must not be used by two threads at once without a lock.
+    in every layer. It serves one sequence, and one thread at a time: a call
+    to the stack or one of its layers raises RuntimeError while another thread's is in progress.
 
     Parameters
     ----------
@@ -99,6 +102,7 @@ class PyramidStack:
         "_pointers",
         "_stack",
         "_step",
+        "_turn",
     )
 
     def __init__(
@@ -142,7 +146,8 @@ class PyramidStack:
         if stack == _NULL:
             raise MemoryError(f"{self!r}: out of memory")
         self._stack = ffi.gc(stack, lib.pb_kvcache_stack_destroy, lib.pb_kvcache_stack_memory_bytes(stack))
-        self._layers = tuple(StackLayer(self._stack, number) for number in range(self._num_layers))
+        self._turn = new_turn()  # one for the stack and its layers
+        self._layers = tuple(StackLayer(self._stack, number, self._turn) for number in range(self._num_layers))
         # What every call needs, made once.
         self._step = lib.pb_kvcache_stack_on_decode_step
         self._evict = lib.pb_kvcache_stack_evict
@@ -229,9 +234,17 @@ class PyramidStack:
         """
         if type(pos) is not int or not 0 <= pos <= UINT32_MAX:
             pos = uint32("pos", pos)
+        turn = self._turn
         if attn is None:
-            if self._step(self._stack, pos, _NULL, _NULL):
-                raise self._step_error(pos, _NULL, [])
+            try:
+                del turn[0]
+            except IndexError:
+                refuse(self)
+            try:
+                if self._step(self._stack, pos, _NULL, _NULL):
+                    raise self._step_error(pos, _NULL, [])
+            finally:
+                turn += TOKEN
             return
         if isinstance(attn, memoryview) or (isinstance(attn, np.ndarray) and attn.dtype != object):
             attn = float32_array("attn", attn, 2)
@@ -257,10 +270,17 @@ class PyramidStack:
             lengths.append(len(row))
         if len(buffers) != count:
             raise ValueError(f"attn: gave {len(buffers)} vectors, must give one for each of {count} layers")
-        self._pointers[0:count] = buffers
-        self._lengths[0:count] = lengths
-        if self._step(self._stack, pos, self._pointers, self._lengths):
-            raise self._step_error(pos, self._pointers, buffers)
+        try:
+            del turn[0]
+        except IndexError:
+            refuse(self)
+        try:
+            self._pointers[0:count] = buffers
+            self._lengths[0:count] = lengths
+            if self._step(self._stack, pos, self._pointers, self._lengths):
+                raise self._step_error(pos, self._pointers, buffers)
+        finally:
+            turn += TOKEN
 
     def _step_error(self, pos: int, pointers: Any, buffers: list[Any]) -> Exception:
         """Return the error for a step that the library has refused, with the layer that refuses it."""
@@ -269,14 +289,14 @@ class PyramidStack:
         number = first[0]
         layer = self.layers[number]
         if status == lib.PB_KVCACHE_ERROR_POSITION:
-            last = layer.kept[-1]
+            last = native_kept(layer._policy)[-1]
             return ValueError(
                 f"pos = {pos}: must be greater than every kept position, the last of which is {last} in layer {number}"
             )
         if status == lib.PB_KVCACHE_ERROR_ATTN_LEN:
             return ValueError(
-                f"attn[{number}]: has {self._lengths[number]} weights, must have one for each of the {len(layer)} "
-                f"positions that layer {number} keeps"
+                f"attn[{number}]: has {self._lengths[number]} weights, must have one for each of the "
+                f"{lib.pb_kvcache_kept_count(layer._policy)} positions that layer {number} keeps"
             )
         if status == lib.PB_KVCACHE_ERROR_ATTN_VALUE:
             weights = np.frombuffer(ffi.buffer(buffers[number]), np.float32)
@@ -295,13 +315,23 @@ class PyramidStack:
         list of numpy.ndarray
             Each layer's dropped positions, uint32, ascending; empty where it had nothing to drop.
         """
-        victims = np.empty(lib.pb_kvcache_stack_evict_count(self._stack), np.uint32)
-        self._evict(self._stack, ffi.from_buffer(_UINT32S, victims), len(victims), self._offsets, self._num_layers + 1)
-        return self._split(victims)
+        turn = self._turn
+        try:
+            del turn[0]
+        except IndexError:
+            refuse(self)
+        try:
+            victims = np.empty(lib.pb_kvcache_stack_evict_count(self._stack), np.uint32)
+            self._evict(
+                self._stack, ffi.from_buffer(_UINT32S, victims), len(victims), self._offsets, self._num_layers + 1
+            )
+            return self._split(victims)
+        finally:
+            turn += TOKEN
 
     def evict_count(self) -> int:
         """Return how many positions :meth:`evict` would drop now, over all layers."""
-        return lib.pb_kvcache_stack_evict_count(self._stack)  # type: ignore[no-any-return]
+        return in_turn(self, self._turn, lib.pb_kvcache_stack_evict_count, self._stack)  # type: ignore[no-any-return]
 
     def _split(self, positions: npt.NDArray[np.uint32]) -> list[npt.NDArray[np.uint32]]:
         """Cut the layers' positions apart at the offsets that a call has just written."""
@@ -310,7 +340,10 @@ class PyramidStack:
     @property
     def kept(self) -> list[npt.NDArray[np.uint32]]:
         """Each layer's kept positions, ascending: copies, uint32, in one call."""
-        positions = np.empty(self.resident, np.uint32)
+        return in_turn(self, self._turn, self._kept)
+
+    def _kept(self) -> list[npt.NDArray[np.uint32]]:
+        positions = np.empty(lib.pb_kvcache_stack_resident(self._stack), np.uint32)
         lib.pb_kvcache_stack_kept(
             self._stack, ffi.from_buffer(_UINT32S, positions), len(positions), self._offsets, self._num_layers + 1
         )
@@ -326,7 +359,7 @@ class PyramidStack:
     @property
     def resident(self) -> int:
         """Positions held now, over all layers."""
-        return lib.pb_kvcache_stack_resident(self._stack)  # type: ignore[no-any-return]
+        return in_turn(self, self._turn, lib.pb_kvcache_stack_resident, self._stack)  # type: ignore[no-any-return]
 
     @property
     def peak_resident(self) -> int:
@@ -334,7 +367,7 @@ class PyramidStack:
 
         What an arena for K and V must hold. Seeding counts; :meth:`reset` starts it anew.
         """
-        return lib.pb_kvcache_stack_peak_resident(self._stack)  # type: ignore[no-any-return]
+        return in_turn(self, self._turn, lib.pb_kvcache_stack_peak_resident, self._stack)  # type: ignore[no-any-return]
 
     @property
     def memory_bytes(self) -> int:
@@ -343,7 +376,7 @@ class PyramidStack:
 
     def reset(self) -> None:
         """Go back to a new stack: every layer keeps position 0 and remembers nothing."""
-        lib.pb_kvcache_stack_reset(self._stack)
+        in_turn(self, self._turn, lib.pb_kvcache_stack_reset, self._stack)
 
     def seed(self, layer: int, positions: npt.ArrayLike, attn: npt.ArrayLike | None = None) -> None:
         """Start one layer from a prompt: replace its kept set, and what is remembered of it.
@@ -364,7 +397,7 @@ class PyramidStack:
         if number >= self._num_layers:
             raise ValueError(f"layer = {number}: must be smaller than num_layers = {self._num_layers}")
         seed_with(
-            lambda *prompt: lib.pb_kvcache_stack_seed(self._stack, number, *prompt),
+            lambda *prompt: in_turn(self, self._turn, lib.pb_kvcache_stack_seed, self._stack, number, *prompt),
             positions,
             attn,
             self.layers[number].capacity,
@@ -378,7 +411,7 @@ class PyramidStack:
         twin = type(self).__new__(type(self))  # a subclass may be made from something else than the parameters
         PyramidStack.__init__(twin, **self._params, plan=None if self._plan is None else self.budgets)
         twin._plan = self._plan
-        lib.pb_kvcache_stack_copy(twin._stack, self._stack)
+        in_turn(self, self._turn, lib.pb_kvcache_stack_copy, twin._stack, self._stack)
         return with_attributes(twin, self)
 
     def __copy__(self) -> PyramidStack:
@@ -399,4 +432,5 @@ class PyramidStack:
         parameters = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
         if not hasattr(self, "_stack"):
             return f"{type(self).__name__}({parameters})"
-        return f"<{type(self).__name__}({parameters}): {self.resident} kept, evicts to {self.budgets.sum(dtype=int)}>"
+        count = in_words(lambda: self.resident)
+        return f"<{type(self).__name__}({parameters}): {count} kept, evicts to {self.budgets.sum(dtype=int)}>"

@@ -84,3 +84,45 @@ def test_compaction_refuses_rows_that_overlap_and_arrays_that_cannot_be_written(
         pb.compact(np.zeros((2, 6, 8))[..., ::2], [[0, 3], [1, 2]])
     with pytest.raises(TypeError, match="kv"):
         pb.compact([[1.0]], [[0]])
+
+
+@pytest.mark.parametrize(
+    ("shape", "indices", "front"),
+    [
+        ((0, 5, 2), np.zeros((0, 3), np.uint32), (0, 3, 2)),
+        ((0, 5, 2), [], (0, 0, 2)),
+        ((2, 0, 2), np.zeros((2, 0), np.uint32), (2, 0, 2)),
+        ((2, 0, 2), [[], []], (2, 0, 2)),
+        ((2, 5, 0), [[1, 2], [0, 4]], (2, 2, 0)),
+        ((0, 2, 5, 2), np.zeros((0, 2, 3), np.uint32), (0, 2, 3, 2)),
+        ((0, 2, 5, 2), [], (0, 2, 0, 2)),
+        ((3, 0, 5, 2), np.zeros((3, 0, 2), np.uint32), (3, 0, 2, 2)),
+        ((3, 2, 0, 2), [[[], []]] * 3, (3, 2, 0, 2)),
+    ],
+)
+def test_an_array_without_elements_has_an_empty_front(shape, indices, front):
+    for kv in (np.zeros(shape), np.zeros((*shape[:-1], 2 * shape[-1]))[..., ::2]):
+        assert pb.compact(kv, indices).shape == front
+        with pytest.raises((TypeError, ValueError), match="threads = 0"):
+            pb.compact(kv, indices, threads=0)
+
+
+def test_an_array_without_elements_has_one_front_per_head_where_they_differ():
+    fronts = pb.compact(np.zeros((2, 5, 0)), [[1], [0, 4]])
+    assert [one.shape for one in fronts] == [(1, 0), (2, 0)]
+    fronts = pb.compact(np.zeros((1, 2, 5, 0)), [[[1], [0, 4]]])
+    assert [one.shape for one in fronts[0]] == [(1, 0), (2, 0)]
+
+
+def test_positions_for_an_array_without_elements_are_checked():
+    with pytest.raises(ValueError, match=r"indices\[0\]\[0\] = 0: must be smaller than 0"):
+        pb.compact(np.zeros((1, 0, 2)), [[0]])
+    with pytest.raises(ValueError, match="has 1 sequences, must have one per sequence of kv, 0"):
+        pb.compact(np.zeros((0, 1, 4, 2)), [[[0]]])
+
+
+@pytest.mark.parametrize("indices", [5, None, iter([[1]])])
+def test_indices_that_are_no_rows_are_refused_by_name(indices):
+    for shape in ((1, 5, 2), (1, 1, 5, 2)):
+        with pytest.raises(TypeError, match="indices: must be rows of positions"):
+            pb.compact(np.zeros(shape), indices)

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import pb_kvcache  # noqa: E402
-from pb_kvcache import _torch_path  # noqa: E402
+from pb_kvcache import _tensor, _torch_path  # noqa: E402
 
 from . import reference_select as reference  # noqa: E402
 
@@ -231,10 +231,11 @@ def test_a_tensor_on_another_device_is_sent_to_the_torch_path(monkeypatch):
 
     for name in ("select", "select_from_scores", "window_scores", "pool_scores", "select_top"):
         monkeypatch.setattr(_torch_path, name, record)
-    far = torch.zeros(6, 5, 40, device="meta")
+    monkeypatch.setattr(_tensor, "NATIVE_DEVICES", frozenset())
+    far = torch.zeros(6, 5, 40)
     assert pb_kvcache.select(far, 10, num_kv_heads=3, window=5) == "from torch"
     assert pb_kvcache.select_from_scores(far, 10, 5) == "from torch"
     assert pb_kvcache.window_scores(far, num_kv_heads=3) == "from torch"
     assert pb_kvcache.pool_scores(far) == "from torch"
     assert pb_kvcache.select_top(far, 3) == "from torch"
-    assert [device for device, _, _ in seen] == ["meta"] * 5
+    assert [device for device, _, _ in seen] == ["cpu"] * 5

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._checks import integer, plain_array, uint32
+from ..._checks import integer, uint32
 from ..._dtypes import DTYPE_BITS
 from ..._native import lib
+from ..._tensor import plain_array
 
 #: How many of a step's largest weights recall counts.
 TOP = 32
