@@ -18,7 +18,8 @@ from ._choose import select_top
 from ._compact import compact
 from ._divide import divide
 from ._errors import CacheFullError
-from ._plan import LayerGroup, LayerGroups, LayerPlan, plan
+from ._groups import LayerGroup, LayerGroups
+from ._plan import LayerPlan, plan
 from ._policy import LayerCache, Policy
 from ._pool import pool_scores
 from ._pyramidkv import PyramidKV

@@ -7,19 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import UINT32_MAX, uint32
+from ._checks import UINT32_MAX, positive, uint32
 from ._native import ffi, lib
 
 
 def _arguments(budget: Any, num_layers: Any, pyramid_ratio: Any) -> tuple[int, int, int]:
-    budget = uint32("budget", budget)
-    num_layers = uint32("num_layers", num_layers)
-    pyramid_ratio = uint32("pyramid_ratio", pyramid_ratio)
-    if num_layers == 0:
-        raise ValueError(f"num_layers = {num_layers}: must be greater than 0")
-    if pyramid_ratio == 0:
-        raise ValueError(f"pyramid_ratio = {pyramid_ratio}: must be greater than 0")
-    return budget, num_layers, pyramid_ratio
+    return uint32("budget", budget), positive("num_layers", num_layers), positive("pyramid_ratio", pyramid_ratio)
 
 
 def _too_large(budget: int, num_layers: int, pyramid_ratio: int) -> ValueError:
@@ -32,8 +25,8 @@ def _too_large(budget: int, num_layers: int, pyramid_ratio: int) -> ValueError:
 def pyramid_budget(budget: int, layer: int, num_layers: int, pyramid_ratio: int = 4) -> int:
     """Return one layer's share of the cache, in positions.
 
-    ``floor(2*budget*(r*(L-1) - layer*(r-1)) / ((r+1)*(L-1)))`` for ``L > 1`` layers and ratio ``r``; ``budget``
-    itself for one layer. Exact for every argument. The recent window is not considered.
+    ``floor(2*budget*(r*(L-1) - layer*(r-1)) / ((r+1)*(L-1)))`` for ``L > 1`` layers and ratio ``r``. For one layer it
+    is ``budget``. Exact for every argument. The recent window is not considered.
 
     Parameters
     ----------
@@ -65,7 +58,7 @@ def pyramid_budget(budget: int, layer: int, num_layers: int, pyramid_ratio: int 
 
 
 def _exact(budget: int, layer: int, num_layers: int, ratio: int) -> int:
-    """Return the share in unlimited integers: tells a share of 2**32 - 1 from one that was cut to it."""
+    """Return the share in unlimited integers. It tells a share of 2**32 - 1 from one that was cut to it."""
     if num_layers == 1:
         return budget
     steps = num_layers - 1
@@ -75,7 +68,7 @@ def _exact(budget: int, layer: int, num_layers: int, ratio: int) -> int:
 def pyramid_budgets(budget: int, num_layers: int, pyramid_ratio: int = 4) -> npt.NDArray[np.uint32]:
     """Return every layer's share, shape ``(num_layers,)``, in one call.
 
-    Flooring loses up to ``num_layers - 1`` positions of ``budget * num_layers``; :func:`pb_kvcache.plan` loses none.
+    Flooring loses up to ``num_layers - 1`` positions of ``budget * num_layers``. :func:`pb_kvcache.plan` loses none.
 
     Parameters and errors as for :func:`pyramid_budget`.
     """

@@ -1,4 +1,4 @@
-"""Checks of arguments that every wrapper shares: a clear error that names the argument, the value and the rule."""
+"""Checks of arguments that every wrapper shares. Their errors name the argument, the value and the rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _F32 = np.dtype(np.float32)
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error message shows it: ``repr``, or the type of an integer that Python does not print."""
+    """Return a value for an error message: its ``repr``, or its type where it has more digits than Python prints."""
     try:
         return repr(value)
     except ValueError:  # above sys.get_int_max_str_digits()
@@ -54,6 +54,38 @@ def uint32(name: str, value: Any) -> int:
     return number
 
 
+def positive(name: str, value: Any) -> int:
+    """Return `value` as an int above 0 that fits 32 unsigned bits.
+
+    Raises
+    ------
+    TypeError
+        For anything that is not an integer.
+    ValueError
+        Below 1 or above 2**32 - 1.
+    """
+    number = uint32(name, value)
+    if number == 0:
+        raise ValueError(f"{name} = {number}: must be greater than 0")
+    return number
+
+
+def natural(name: str, value: Any) -> int:
+    """Return `value` as an int of 0 or more, of any size.
+
+    Raises
+    ------
+    TypeError
+        For anything that is not an integer.
+    ValueError
+        Below 0.
+    """
+    number = integer(name, value)
+    if number < 0:
+        raise ValueError(f"{name} = {shown(number)}: must be 0 or more")
+    return number
+
+
 def real(name: str, value: Any) -> float:
     """Return `value` as a double.
 
@@ -75,8 +107,8 @@ def real(name: str, value: Any) -> float:
 def float32_array(name: str, value: Any, ndim: int) -> npt.NDArray[np.float32]:
     """Return `value` as a C-contiguous, aligned array of native float32 with `ndim` dimensions.
 
-    An array that is one already is returned as it is, without a copy; any other real numeric dtype, byte order,
-    layout or array-like is converted once.
+    Such an array is returned as it is, without a copy. Any other real numeric dtype, byte order, layout or array-like
+    is converted once.
 
     Raises
     ------
@@ -89,7 +121,7 @@ def float32_array(name: str, value: Any, ndim: int) -> npt.NDArray[np.float32]:
     if array.dtype != _F32:
         if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":  # ml_dtypes' is of no kind
             raise TypeError(f"{name}: must be an array of real numbers, not of dtype {array.dtype}")
-        with np.errstate(all="ignore"):  # whatever the caller has set: values are checked here and by the library
+        with np.errstate(all="ignore"):  # values are checked here and by the library, whatever the caller has set
             converted = array.astype(np.float32)
         overflown = np.isinf(converted) & np.isfinite(array)
         if overflown.any():
@@ -130,7 +162,7 @@ def uint32_array(name: str, value: Any, ndim: int) -> npt.NDArray[np.uint32]:
 
 
 def plain_array(name: str, value: Any, what: str) -> npt.NDArray[Any]:
-    """Return an array-like as a plain array: of no subclass, whose own idea of its size or items could be another."""
+    """Return an array-like as a plain array. A subclass may have its own idea of its size or items."""
     if np.ma.isMaskedArray(value):
         raise TypeError(f"{name}: must be an array of {what}, not a masked one; fill it first")
     try:

@@ -1,4 +1,4 @@
-"""What a planner needs to know of a model, from the ``config.json`` of a transformers checkpoint. No torch needed."""
+"""A model's layers, heads, head size, dtype and sliding windows, from its ``config.json``. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._checks import integer, uint32
+from ._checks import integer, positive, uint32
+from ._dtypes import dtype_bits
 from ._native import lib
-from ._plan import dtype_bits
 
 
 @dataclass(frozen=True)
 class _Family:
-    """How a family's file is read where it does not say: the defaults of its transformers class."""
+    """The members of a family's file, and what one that is missing means: the defaults of its transformers class."""
 
     layers: str = "num_hidden_layers"
     heads: str = "num_attention_heads"
     hidden: str = "hidden_size"
-    #: Key-value heads where the file has no such member; None: as many as query heads.
+    #: Key-value heads where the file does not say. None: as many as query heads.
     kv_heads: int | None = None
     #: None: the hidden size divided by the query heads.
     head_dim: int | None = None
-    #: Which layers attend to a sliding window: none, "all", those from a layer on that the file names ("deep"), or all
-    #: but every n-th (a number).
+    #: Which layers attend to a sliding window. None: none. "all": all. "deep": those from the layer on that the file
+    #: names. A number n: all but every n-th.
     sliding: str | int | None = None
-    #: The window where the file has no such member; None: no layer slides then.
+    #: The window where the file does not say. None: no layer slides.
     window: int | None = None
 
 
@@ -50,18 +50,18 @@ _TEXT_OF = {"gemma3": "gemma3_text"}
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder as its cache sees it.
+    """The shape of a decoder's cache.
 
     Attributes
     ----------
     family
         The ``model_type`` of its language model.
     num_layers, num_kv_heads, head_dim
-        The shape of its cache.
+        Layers, key-value heads of a layer, and elements of a head.
     dtype
-        The element type that the file states; None where it states none.
+        The element type that the file states, or None.
     windows
-        Per layer, the positions that it attends to; None for a layer that attends to all.
+        Per layer, the positions that it attends to. None for a layer that attends to all.
     """
 
     family: str
@@ -80,7 +80,7 @@ def read_config(path: str | Path) -> ModelConfig:
     OSError
         The file cannot be read.
     ValueError
-        It is no JSON object, is of a family that is not known, or lacks or contradicts what it must state.
+        The file is not a JSON object, its family is not known, or a member is missing or contradicts another.
     """
     file = Path(path)
     if file.is_dir():
@@ -166,14 +166,11 @@ def _windows(text: dict[str, Any], family: _Family, layers: int) -> tuple[int | 
 def _positive(text: dict[str, Any], key: str) -> int:
     if text.get(key) is None:
         raise ValueError(f"{key}: must be given")
-    value = uint32(key, text[key])
-    if value == 0:
-        raise ValueError(f"{key} = 0: must be greater than 0")
-    return value
+    return positive(key, text[key])
 
 
 def _optional(text: dict[str, Any], key: str, default: int | None) -> int | None:
-    """Return a member; its default where it is not there, None where it is null."""
+    """Return a member. Its default where it is missing, None where it is null."""
     if key not in text:
         return default
     return None if text[key] is None else _positive(text, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import doctest
+import inspect
 import itertools
 import json
 import math
@@ -18,7 +19,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from pb_kvcache import LayerGroup, LayerPlan, _plan, plan, pyramid_budgets
+from pb_kvcache import LayerPlan, _plan, plan, pyramid_budgets
 
 from . import reference_plan
 
@@ -187,7 +188,7 @@ def test_a_total_above_the_maximums_gives_every_layer_its_maximum() -> None:
     assert "requested 4000: more than the maximums hold" in str(full)
 
 
-def test_bounds_that_are_no_blocks_act_as_the_blocks_within() -> None:
+def test_a_minimum_is_rounded_up_to_a_block_and_a_maximum_down() -> None:
     got = plan(3, total=96, minimum=17, maximum=63, ratio=100, multiple_of=16)
     assert got.budgets.tolist() == [32, 32, 32]
     assert got.at_minimum.all()
@@ -232,7 +233,15 @@ class TestLayerPlan:
 
     @pytest.mark.parametrize(
         ("dtype", "size"),
-        [("float16", 2), ("bfloat16", 2), ("torch.float32", 4), (np.float64, 8), (np.dtype(">f4"), 4), ("int8", 1)],
+        [
+            ("float16", 2),
+            ("bfloat16", 2),
+            ("torch.float32", 4),
+            (np.float64, 8),
+            (np.dtype(">f4"), 4),
+            ("int8", 1),
+            ("float8", 1),
+        ],
     )
     def test_bytes_are_of_keys_and_values(self, dtype: Any, size: int) -> None:
         assert plan(32, 512).nbytes(8, 128, dtype) == 2 * 512 * 32 * 8 * 128 * size
@@ -304,6 +313,7 @@ class TestLayerPlan:
             ({"requested": 161}, ValueError, r"budgets\[0\] = 80: must be 81"),
             ({"requested": None}, ValueError, "one of them must be given"),
             ({"shape": "round"}, ValueError, "shape = 'round'"),
+            ({"shape": None}, TypeError, "shape = None: must be a string"),
             ({"ratio": 2}, ValueError, "ratio = 2: belongs to shapes"),
             ({"weights": [1, 2]}, ValueError, "weights: cannot be given"),
             ({"minimum": {}}, TypeError, "minimum"),
@@ -345,167 +355,6 @@ class TestLayerPlan:
         assert lines[201].split() == ["..."] * 3
 
 
-class TestBudgetsStatedInOtherWays:
-    @SOME
-    @given(
-        layers=st.integers(1, 60),
-        blocks=st.integers(1, 300),
-        block=st.sampled_from([1, 8, 16]),
-        length=st.integers(5000, 10000),
-        heads=st.integers(1, 64),
-        dim=st.sampled_from([64, 80, 128, 256]),
-        dtype=st.sampled_from(["float32", "bfloat16", "int8", "int4"]),
-    )
-    def test_positions_bytes_and_shares_agree(
-        self, layers: int, blocks: int, block: int, length: int, heads: int, dim: int, dtype: str
-    ) -> None:
-        options = {"multiple_of": block, "maximum": length}
-        by_positions = plan(layers, blocks * block, **options)
-        size = by_positions.nbytes(heads, dim, dtype)
-        one_more = by_positions.nbytes(heads, dim, dtype) // by_positions.total
-        assert LayerPlan.from_memory(size, heads, dim, dtype, layers, **options) == by_positions
-        assert LayerPlan.from_memory(size + one_more - 1, heads, dim, dtype, layers, **options) == by_positions
-        assert LayerPlan.from_ratio(blocks * block / length, length, layers, multiple_of=block) == by_positions
-
-    def test_memory_is_never_exceeded(self) -> None:
-        p = LayerPlan.from_memory(10**9, 8, 128, "float16", 32, multiple_of=16)
-        assert 10**9 - 16 * 4096 < p.nbytes(8, 128, "float16") <= 10**9
-
-    def test_more_memory_than_the_sequence_needs(self) -> None:
-        p = LayerPlan.from_memory(2**40, 8, 128, "float16", 32, maximum=1000)
-        assert p.budgets.tolist() == [1000] * 32
-
-    def test_too_little_memory_says_how_much_is_needed(self) -> None:
-        message = (
-            r"nbytes = 1000000: holds 240 positions of 4096 bytes, and must be at least 512, the sum of the 32 "
-            r"minimums, each rounded up to a multiple of 16.*, that is 2097152 bytes"
-        )
-        with pytest.raises(ValueError, match=message):
-            LayerPlan.from_memory(10**6, 8, 128, "float16", 32, multiple_of=16)
-        assert LayerPlan.from_memory(2097152, 8, 128, "float16", 32, multiple_of=16).total == 512
-
-    def test_a_small_share_says_how_much_is_needed(self) -> None:
-        with pytest.raises(ValueError, match=r"fraction = 0.04: of 10 positions in 4 layers it is 2 in all, .* 0.1$"):
-            LayerPlan.from_ratio(0.04, 10, 4)
-        assert LayerPlan.from_ratio(0.1, 10, 4).budgets.tolist() == [1] * 4
-
-    def test_decimal_fractions_mean_what_they_say(self) -> None:
-        assert LayerPlan.from_ratio(0.3, 1000, 1).total == 300
-        assert LayerPlan.from_ratio(0.07, 100, 1).total == 7
-
-    @pytest.mark.parametrize(
-        ("arguments", "options", "error", "message"),
-        [
-            ((0.0, 10, 2), {}, ValueError, "fraction = 0.0: must be above 0 and at most 1"),
-            ((1.5, 10, 2), {}, ValueError, "fraction = 1.5: must be above 0 and at most 1"),
-            ((float("nan"), 10, 2), {}, ValueError, "fraction = nan"),
-            (("half", 10, 2), {}, TypeError, "fraction = 'half'"),
-            ((0.5, 0, 2), {}, ValueError, "sequence_length = 0: must be greater than 0"),
-            ((0.5, 10, 0), {}, ValueError, "num_layers = 0: must be greater than 0"),
-            ((0.5, 10, 2), {"total": 4}, ValueError, "fraction, total = 4: only one of them can be given"),
-            ((0.5, 10, 2), {"budget": 4}, ValueError, "fraction, budget = 4: only one of them can be given"),
-            ((0.5, 10, 2), {"multiple_of": 0}, ValueError, "multiple_of = 0: must be greater than 0"),
-        ],
-    )
-    def test_bad_shares_are_refused(
-        self, arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str
-    ) -> None:
-        with pytest.raises(error, match=message):
-            LayerPlan.from_ratio(*arguments, **options)
-
-    @pytest.mark.parametrize(
-        ("nbytes", "error"), [(-1, ValueError), (1.5, TypeError), ("1GiB", TypeError), (0, ValueError)]
-    )
-    def test_bad_memory_is_refused(self, nbytes: Any, error: type[Exception]) -> None:
-        with pytest.raises(error, match="nbytes = "):
-            LayerPlan.from_memory(nbytes, 8, 128, "float16", 2)
-
-
-class TestGroups:
-    @SOME
-    @given(requests(layers=st.integers(1, 16)), st.integers(1, 8))
-    def test_every_promise_of_groups_holds(self, request_: dict[str, Any], n: int) -> None:
-        p = plan(**request_)
-        block = p.multiple_of
-        try:
-            groups = p.groups(n)
-        except ValueError:
-            assert isinstance(request_.get("minimum"), list)  # only bounds that differ can forbid groups
-            return
-        assert 1 <= len(groups) <= n
-        assert [group.start for group in groups] == [0, *(group.stop for group in groups)][:-1]
-        assert groups[-1].stop == p.num_layers
-        assert groups.total == sum((group.stop - group.start) * group.budget for group in groups)
-        assert groups.total == int(groups.budgets.sum(dtype=np.uint64))
-        assert groups.rounding == p.total - groups.total >= 0
-        assert groups.rounding < block * p.num_layers
-        low, high = reference_plan.bounds_of(request_.get("minimum", 1), request_.get("maximum"), p.num_layers, block)
-        for group in groups:
-            layers = slice(group.start, group.stop)
-            mean = Fraction(int(p.budgets[layers].sum(dtype=np.uint64)), group.stop - group.start)
-            assert group.budget % block == 0
-            assert abs(group.budget - mean) < block
-            assert max(low[layers]) <= group.budget <= min(high[layers])
-        falling = p.budgets.tolist() == sorted(p.budgets.tolist(), reverse=True)
-        if falling:
-            assert groups.budgets.tolist() == sorted(groups.budgets.tolist(), reverse=True)
-
-    @SOME
-    @given(st.lists(st.integers(1, 60), min_size=1, max_size=9), st.integers(1, 4))
-    def test_the_split_is_the_best_there_is(self, budgets: list[int], n: int) -> None:
-        layers = len(budgets)
-        p = plan(layers, total=sum(budgets), weights=budgets, minimum=0)
-        assert p.budgets.tolist() == budgets
-
-        def cost(edges: tuple[int, ...]) -> Fraction:
-            total = Fraction(0)
-            for start, stop in itertools.pairwise((0, *edges, layers)):
-                part = budgets[start:stop]
-                total += sum((value - Fraction(sum(part), len(part))) ** 2 for value in part)
-            return total
-
-        best = min(cost(edges) for k in range(min(n, layers)) for edges in itertools.combinations(range(1, layers), k))
-        groups = p.groups(n)
-        assert cost(tuple(group.stop for group in groups)[:-1]) == best
-
-    def test_as_many_groups_as_layers_is_the_plan(self) -> None:
-        p = plan(32, 512, multiple_of=16)
-        groups = p.groups(100)
-        assert groups.budgets.tolist() == p.budgets.tolist()
-        assert groups.rounding == 0
-
-    def test_groups_are_a_sequence(self) -> None:
-        groups = plan(4, 100, ratio=3).groups(2)
-        assert isinstance(groups[0], LayerGroup)
-        assert list(groups) == [*groups[:1], groups[-1]]
-        assert LayerGroup(0, 2, groups[0].budget) in groups
-
-    def test_bounds_that_forbid_groups_are_named(self) -> None:
-        p = plan(2, 100, minimum=[150, 1], maximum=[200, 60])
-        with pytest.raises(ValueError, match="n = 1: the layers' own minimums and maximums allow no such groups"):
-            p.groups(1)
-        assert len(p.groups(2)) == 2
-
-    @pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), (True, TypeError)])
-    def test_bad_numbers_of_groups_are_refused(self, n: Any, error: type[Exception]) -> None:
-        with pytest.raises(error, match="n = "):
-            plan(4, 100).groups(n)
-
-    def test_as_many_groups_as_runs_are_the_runs(self) -> None:
-        p = plan(4096, 10**6, ratio=50)
-        for n in (4096, 10**30):
-            assert [group.budget for group in p.groups(n)] == p.budgets.tolist()
-            assert p.groups(n).rounding == 0
-
-    def test_groups_that_would_take_minutes_to_find_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="n = 2000: must be at most 64, or at least 4096, for 4096 runs"):
-            plan(4096, 10**6, ratio=50).groups(2000)
-
-    def test_too_many_runs_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="at most 4096 runs of equal budgets, not 5000"):
-            plan(5000, 10000).groups(3)
-
-
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_layers": 0, "budget": 4}, ValueError, "num_layers = 0: must be greater than 0"),
     ({"num_layers": -1, "budget": 4}, ValueError, "num_layers = -1: must be between 0 and 4294967295"),
@@ -538,7 +387,6 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_layers": 3, "budget": 4, "ratio": 10**400}, ValueError, "must fit a double"),
     ({"num_layers": 3, "budget": 4, "ratio": "4"}, TypeError, "ratio = '4': must be a real number, not str"),
     ({"num_layers": 3, "budget": 4, "ratio": 4 + 0j}, TypeError, "must be a real number, not complex"),
-    ({"num_layers": 3, "budget": 4, "ratio": None}, TypeError, "ratio = None: must be a real number"),
     ({"num_layers": 3, "budget": 4, "ratio": True}, TypeError, "ratio = True: must be a real number"),
     ({"num_layers": 3, "budget": 4, "ratio": np.complex128(4 + 1j)}, TypeError, "ratio = .*: must be a real number"),
     ({"num_layers": 3, "budget": 4, "beta": 0.5}, ValueError, "beta = 0.5: must be finite and greater than 0.5"),
@@ -548,7 +396,13 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_layers": 3, "budget": 4, "beta": 20, "ratio": 4}, ValueError, "ratio = 4, beta = 20: only one of them"),
     ({"num_layers": 3, "budget": 4, "beta": 20, "shape": "geometric"}, ValueError, "beta = 20: belongs to shape 'pyr"),
     ({"num_layers": 3, "budget": 4, "ratio": 4, "shape": "uniform"}, ValueError, "ratio = 4: belongs to shapes"),
-    ({"num_layers": 3, "budget": 4, "ratio": 4, "weights": [1, 2, 3]}, ValueError, "ratio = 4: belongs to shapes"),
+    ({"num_layers": 3, "budget": 4, "ratio": 4, "weights": [1, 2, 3]}, ValueError, "ratio = 4, weights: only one of"),
+    ({"num_layers": 3, "budget": 4, "beta": 4, "weights": [1, 2, 3]}, ValueError, "beta = 4, weights: only one of"),
+    (
+        {"num_layers": 3, "budget": 4, "shape": "weights", "ratio": 4, "weights": [1, 2, 3]},
+        ValueError,
+        "ratio = 4: belongs to shapes 'pyramid' and 'geometric', not to 'weights'",
+    ),
     ({"num_layers": 3, "budget": 4, "shape": "weights"}, ValueError, "weights: must be given for shape 'weights'"),
     (
         {"num_layers": 3, "budget": 4, "shape": "pyramid", "weights": [1, 2, 3]},
@@ -614,6 +468,17 @@ def test_what_cannot_be_planned_is_refused_by_name(
 )
 def test_every_dress_of_the_same_numbers(arguments: dict[str, Any]) -> None:
     assert plan(3, 10, **arguments).budgets.tolist() == [16, 10, 4]
+
+
+def test_what_is_not_stated_has_a_default_and_a_stated_default_counts_as_stated() -> None:
+    bare = plan(3, 10)
+    assert (bare.shape, bare.ratio) == ("pyramid", 4)
+    assert plan(3, 10, shape=None, ratio=None, beta=None, weights=None) == bare
+    assert plan(3, 10, shape="pyramid", ratio=4) == bare
+    assert plan(3, 10, shape="geometric").ratio == 4
+    assert plan(3, 10, weights=[4, 2.5, 1]).shape == "weights"
+    signature = inspect.signature(plan)
+    assert all(signature.parameters[name].default is None for name in ("shape", "ratio", "beta", "weights"))
 
 
 def test_any_total_above_the_maximums_gives_the_maximums() -> None:

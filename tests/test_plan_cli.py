@@ -141,6 +141,7 @@ def test_a_plan_that_fills_the_maximums_says_so(capsys: Capture) -> None:
         (("--layers", 3, "--budget", 5, "--ratio", 0), "ratio = 0.0: must be finite and greater than 0"),
         (("--layers", 3, "--budget", 5, "--ratio", "nan"), "ratio = nan: must be finite"),
         (("--layers", 3, "--budget", 5, "--ratio", 4, "--beta", 20), "ratio = 4.0, beta = 20.0: only one of them"),
+        (("--layers", 3, "--budget", 5, "--ratio", 4, "--weights", "3,2,1"), "ratio = 4.0, weights: only one of them"),
         (("--layers", 3, "--budget", 5, "--weights", "1,2"), "weights: has shape (2,), must be (3,)"),
         (("--layers", 3, "--budget", 5, "--weights", "1,x,2"), "--weights 1,x,2: must be numbers with commas"),
         (("--layers", 3, "--budget", 5, "--kv-heads", 8), "--kv-heads, --head-dim: both must be given"),
@@ -222,6 +223,13 @@ class TestModel:
     def test_arguments_overrule_the_file(self, capsys: Capture, tmp_path: Path) -> None:
         got = answer(capsys, "--model", config(tmp_path, LLAMA), "--budget", 512, "--dtype", "int8", "--kv-heads", 4)
         assert (got["num_kv_heads"], got["head_dim"], got["dtype"]) == (4, 128, "int8")
+
+    def test_float8_is_a_dtype_of_the_file_and_of_the_command(self, capsys: Capture, tmp_path: Path) -> None:
+        path = config(tmp_path, LLAMA | {"torch_dtype": "float8"})
+        one_byte = 2 * 8 * 128 * 512 * 32
+        assert answer(capsys, "--model", path, "--budget", 512)["nbytes"] == one_byte
+        for name in ("float8", "float8_e4m3fn", "torch.float8_e5m2"):
+            assert answer(capsys, "--model", path, "--budget", 512, "--dtype", name)["nbytes"] == one_byte
 
     def test_sliding_layers_are_left_out(self, capsys: Capture, tmp_path: Path) -> None:
         arguments = ("--model", config(tmp_path, GEMMA3), "--budget", 512, "--sequence", 32768)

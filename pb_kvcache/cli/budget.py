@@ -11,7 +11,7 @@ from .. import pyramid_budgets
 from .._native import lib
 from ._output import console, print_table
 
-#: More layers than any model has: what a table of one line a layer is good for.
+#: More layers than any model has. A table of one line a layer would be too long beyond it.
 MAX_LAYERS: int = lib.PB_KVCACHE_STACK_MAX_LAYERS
 
 

@@ -13,12 +13,13 @@ from typing import Any
 from rich.table import Table
 
 from .. import LayerPlan, plan
+from .._amount import SHAPES
+from .._dtypes import DTYPE_BITS, cache_nbytes
 from .._model_config import FAMILIES, ModelConfig, read_config
-from .._plan import DTYPE_BITS, SHAPES, position_bits
 from ._output import console, print_table
 from .budget import MAX_LAYERS, bar
 
-#: Bytes of a unit, in lower case and without the B: decimal, and binary with an i.
+#: Bytes of a unit, in lower case and without the B. Decimal, or binary with an i.
 _UNITS = {"": 1} | {
     letter + suffix: base ** (power + 1)
     for power, letter in enumerate("kmgt")
@@ -31,8 +32,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "plan",
         help="every layer's budget, adding up exactly",
-        description="Divide a cache over a model's layers, to the last position: a pyramid, or another shape, within "
-        "bounds and in whole blocks.",
+        description="Divide a cache over a model's layers, to the last position: as a pyramid or another shape, within "
+        "bounds, in whole blocks.",
     )
     model = parser.add_argument_group("the model")
     which = model.add_mutually_exclusive_group(required=True)
@@ -40,8 +41,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     which.add_argument(
         "--model",
         metavar="PATH",
-        help=f"a transformers config.json, or the folder it is in ({', '.join(FAMILIES)}): gives layers, heads, head "
-        "size and dtype; layers with a sliding window are left out of the plan",
+        help=f"a transformers config.json, or its folder ({', '.join(FAMILIES)}): gives layers, heads, head size and "
+        "dtype. Layers with a sliding window are left out of the plan",
     )
     model.add_argument("--kv-heads", type=int, metavar="N", help="key-value heads of a layer")
     model.add_argument("--head-dim", type=int, metavar="N", help="elements of a head")
@@ -110,7 +111,7 @@ def _weights(text: str) -> list[float]:
 
 
 class _Request:
-    """What the arguments say, checked against each other, and the plan that follows."""
+    """The arguments, checked against each other, and the plan that follows."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         model = None if args.model is None else read_config(args.model)
@@ -126,7 +127,7 @@ class _Request:
         maximum = self.sequence if args.max is None else args.max
         self.note = ""
         if model is not None and self.windows and all(self.windows):
-            # Nothing is left that attends to more: the windows bound the plan instead of leaving it.
+            # No layer attends to more, so the windows bound the plan.
             window = max(w for w in self.windows if w is not None)
             maximum = window if maximum is None else min(maximum, window)
             self.windows = [None] * self.layers
@@ -139,30 +140,35 @@ class _Request:
         if (self.kv_heads is None) != (self.head_dim is None):
             raise ValueError("--kv-heads, --head-dim: both must be given, or neither")
 
-        options: dict[str, Any] = {"minimum": args.min, "maximum": maximum, "multiple_of": args.block}
-        for name in ("shape", "ratio", "beta"):
-            if getattr(args, name) is not None:
-                options[name] = getattr(args, name)
-        if args.weights is not None:
-            options["weights"] = _weights(args.weights)
-        count = len(self.planned) if model is not None else self.layers
+        self.plan = self._plan(args, maximum)
+
+    def _plan(self, args: argparse.Namespace, maximum: int | None) -> LayerPlan:
+        """Return the plan of the layers that have no window of their own."""
+        layers = self.layers if self.model is None else len(self.planned)
+        options: dict[str, Any] = {
+            "shape": args.shape,
+            "ratio": args.ratio,
+            "beta": args.beta,
+            "weights": None if args.weights is None else _weights(args.weights),
+            "minimum": args.min,
+            "maximum": maximum,
+            "multiple_of": args.block,
+        }
         if args.memory is not None:
             if self.kv_heads is None or self.head_dim is None:
                 raise ValueError("--memory: needs --kv-heads and --head-dim, or --model")
-            memory = parse_size(args.memory)
-            left = memory - self._window_bytes()
+            windows = self._window_bytes()
+            left = parse_size(args.memory) - windows
             if left < 0:
                 raise ValueError(
-                    f"--memory {args.memory}: the layers with a sliding window take {self._window_bytes()} bytes "
-                    "of it already"
+                    f"--memory {args.memory}: the layers with a sliding window take {windows} bytes of it already"
                 )
-            self.plan = LayerPlan.from_memory(left, self.kv_heads, self.head_dim, self.dtype, count, **options)
-        elif args.fraction is not None:
+            return LayerPlan.from_memory(left, self.kv_heads, self.head_dim, self.dtype, layers, **options)
+        if args.fraction is not None:
             if self.sequence is None:
                 raise ValueError("--fraction: needs --sequence, or --max")
-            self.plan = LayerPlan.from_ratio(args.fraction, self.sequence, count, **options)
-        else:
-            self.plan = plan(count, args.budget, total=args.total, **options)
+            return LayerPlan.from_ratio(args.fraction, self.sequence, layers, **options)
+        return plan(layers, args.budget, total=args.total, **options)
 
     def _window_positions(self) -> int:
         """Return the positions that the layers outside the plan hold."""
@@ -170,10 +176,10 @@ class _Request:
         return sum(w if limit is None else min(w, limit) for w in self.windows if w is not None)
 
     def bytes_of(self, positions: int) -> int | None:
-        """Return the bytes of so many positions of one layer; None where heads and their size are not known."""
+        """Return the bytes of so many positions of one layer. None where heads and their size are not known."""
         if self.kv_heads is None or self.head_dim is None:
             return None
-        return -(-positions * position_bits(self.kv_heads, self.head_dim, self.dtype) // 8)
+        return cache_nbytes(positions, self.kv_heads, self.head_dim, self.dtype)
 
     def _window_bytes(self) -> int:
         return self.bytes_of(self._window_positions()) or 0

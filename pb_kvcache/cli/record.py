@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from .._dtypes import DTYPE_BITS
 from ..lab import record, traces
 
 
@@ -30,7 +31,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--name", help="what reports call it (default: the model's name)")
     parser.add_argument(
         "--kv-dtype",
-        choices=list(traces.KV_DTYPES),
+        choices=list(DTYPE_BITS),
         default="float16",
         help="how the model's K and V are stored (default float16)",
     )

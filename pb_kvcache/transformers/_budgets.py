@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from .._checks import integer
+from .._amount import Amount, Curve, Kind, only_one
+from .._options import POOLING, REDUCE, at_least, choice, kernel_size
 from .._plan import LayerPlan, plan
 
-_POOLINGS = ("max", "avg")
-_REDUCTIONS = ("mean", "max", "sum")
-_DECODES = ("grow", "hold")
-_COMPRESS = ("prompt", "decode")
+#: Positions per layer where the caller does not say how much.
+_DEFAULT_BUDGET = 512
+#: Whether a layer stays at its budget while tokens are generated.
+_HOLDS = {"grow": False, "hold": True}
+#: Whether the prompt may come in several calls.
+_CHUNKED = {"prompt": False, "decode": True}
 
 
 class Budgets:
     """The parameters of a cache, checked, and the plan for each prompt length.
 
     Every layer keeps at least the window and one position more. In a prompt shorter than a layer's share the layer
-    keeps everything and the others take over what it leaves; with ``decode="hold"`` they do not, as the layer fills up
-    to its share while tokens are generated.
+    keeps everything and the others take over what it leaves. With ``decode="hold"`` they do not, because the layer
+    fills up to its share while tokens are generated.
     """
 
     def __init__(
@@ -45,60 +46,47 @@ class Budgets:
         decode: str,
         compress: str,
     ) -> None:
+        # How positions are chosen.
         self.num_layers = num_layers
-        self.window = integer("window", window)
-        if self.window < 1:
-            raise ValueError(f"window = {self.window}: must be 1 or more")
-        self.kernel = integer("kernel", kernel)
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ValueError(f"kernel = {self.kernel}: must be odd")
-        self.pooling = _choice("pooling", pooling, _POOLINGS)
-        self.reduce = _choice("reduce", reduce, _REDUCTIONS)
-        self.hold = _choice("decode", decode, _DECODES) == "hold"
-        self.chunked = _choice("compress", compress, _COMPRESS) == "decode"
+        self.window = at_least("window", window, 1)
+        self.kernel = kernel_size(kernel)
+        choice("pooling", pooling, POOLING)
+        choice("reduce", reduce, REDUCE)
+        self.pooling, self.reduce = pooling, reduce
+        self.hold = choice("decode", decode, _HOLDS)
+        self.chunked = choice("compress", compress, _CHUNKED)
 
-        sources = {"budget": budget, "plan": layer_plan, "memory": memory, "fraction": fraction}
-        given = [name for name, value in sources.items() if value is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)}: give one of them, they all say how much is kept")
-        curves = [name for name, value in (("ratio", ratio), ("beta", beta), ("weights", weights)) if value is not None]
-        if layer_plan is not None and curves:
-            raise ValueError(f"plan and {curves[0]}: the plan already says what every layer keeps")
-        if len(curves) > 1:
-            raise ValueError(f"{' and '.join(curves)}: give one of them, they all shape the pyramid")
-        self.source = given[0] if given else "budget"
-
-        self._curve: dict[str, Any] = {"shape": "pyramid", "ratio": 4}
-        if ratio is not None:
-            self._curve = {"shape": "pyramid", "ratio": ratio}
-        elif beta is not None:
-            self._curve = {"shape": "pyramid", "beta": beta}
-        elif weights is not None:
-            self._curve = {"shape": "weights", "weights": _weights(weights, num_layers)}
-        self.budget = self._check_budget(budget)
-        self.memory = _positive("memory", memory)
-        self.fraction = _fraction(fraction)
-        self.plan = self._check_plan(layer_plan)
+        # How many, and how they are divided: a plan says both.
+        amounts: dict[Kind, Any] = {"budget": budget, "memory": memory, "fraction": fraction}
+        only_one({"plan": layer_plan, **amounts})
+        self.plan = None if layer_plan is None else self._check_plan(layer_plan)
         if self.plan is not None:
-            self._curve = {"shape": "weights", "weights": self.plan.astype(float)}
+            for name, value in (("ratio", ratio), ("beta", beta), ("weights", weights)):
+                if value is not None:
+                    raise ValueError(f"plan and {name}: the plan already says what every layer keeps")
+            self.amount = Amount.of("total", int(self.plan.sum()))
+            self.curve = Curve("weights", weights=self.plan.astype(np.float64))
+        else:
+            self.curve = Curve.of(num_layers, None, ratio, beta, weights, layer="full-attention layer")
+            self.amount = self._check_amount(amounts)
         self.failed_layer: int | None = None  # whose attention has not come to its end
         self._decided: dict[int, npt.NDArray[np.int64]] = {}
         self._position_bytes = 0  # of one position in one layer, one sequence: keys and values of all heads
-        if num_layers and self.source in ("budget", "plan"):
+        if num_layers and not self.amount.needs_prompt:
             self.nominal()  # an impossible curve is refused now
 
-    def _check_budget(self, budget: Any) -> int:
-        number = 512 if budget is None else integer("budget", budget)
-        if self.source == "budget" and number <= self.window:
+    def _check_amount(self, amounts: dict[Kind, Any]) -> Amount:
+        amount = Amount.one_of(amounts) or Amount.of("budget", _DEFAULT_BUDGET)
+        if amount.kind == "budget" and amount.value <= self.window:
             raise ValueError(
-                f"budget = {number}: must be at least window + 1 = {self.window + 1}; raise the budget or lower the "
-                "window"
+                f"budget = {amount.value}: must be at least window + 1 = {self.window + 1}; raise the budget or lower "
+                "the window"
             )
-        return number
+        if amount.kind == "memory" and amount.value == 0:
+            raise ValueError("memory = 0: must be greater than 0")
+        return amount
 
-    def _check_plan(self, layer_plan: Any) -> npt.NDArray[np.int64] | None:
-        if layer_plan is None:
-            return None
+    def _check_plan(self, layer_plan: Any) -> npt.NDArray[np.int64]:
         if not isinstance(layer_plan, LayerPlan):
             raise TypeError(f"plan: must be a LayerPlan (pb_kvcache.plan makes one), not {type(layer_plan).__name__}")
         budgets = np.asarray(layer_plan.budgets, np.int64)
@@ -115,27 +103,10 @@ class Budgets:
             )
         return budgets
 
-    def _total(self, length: int, batch: int) -> int:
-        """Return the positions that all layers together may keep of a sequence of `length` tokens."""
-        least = (self.window + 1) * self.num_layers
-        if self.plan is not None:
-            return int(self.plan.sum())
-        if self.source == "fraction":
-            return max(round(Fraction(self.fraction) * length * self.num_layers), least)
-        if self.source == "memory":
-            total = self.memory // (batch * self._position_bytes)
-            if total < least and total < length * self.num_layers:
-                raise ValueError(
-                    f"memory = {self.memory}: every layer needs at least window + 1 = {self.window + 1} positions, "
-                    f"which is {least * batch * self._position_bytes} bytes for a batch of {batch}"
-                )
-            return total
-        return self.budget * self.num_layers
-
     def measure(self, model_layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take note of what a position costs in bytes; only `memory` needs it."""
         size = keys.shape[1] * (keys.shape[-1] * keys.element_size() + values.shape[-1] * values.element_size())
-        if self._position_bytes not in (0, size) and self.source == "memory":
+        if self._position_bytes not in (0, size) and self.amount.kind == "memory":
             raise ValueError(
                 f"memory: layer {model_layer} has {size} bytes a position, an earlier one {self._position_bytes}; "
                 "give a budget or a plan for a model whose layers differ"
@@ -145,7 +116,7 @@ class Budgets:
     def decide(self, length: int, batch: int) -> npt.NDArray[np.int64]:
         """Return every layer's budget for a sequence of `length` tokens, in a batch of `batch`."""
         if length not in self._decided:
-            self._decided[length] = self._plan(length, self._total(length, batch), None if self.hold else length)
+            self._decided[length] = self._divide(self._total(length, batch), None if self.hold else length)
         return self._decided[length]
 
     def nominal(self) -> npt.NDArray[np.int64]:
@@ -156,15 +127,39 @@ class Budgets:
         RuntimeError
             With `memory` or `fraction`: no prompt has been seen.
         """
-        if self.source in ("memory", "fraction"):
-            raise RuntimeError(f"budgets: with {self.source}= they follow from the prompt; ask after it")
-        return self._plan(0, self._total(0, 1), None)
+        if self.amount.needs_prompt:
+            raise RuntimeError(f"budgets: with {self.amount.name}= they follow from the prompt; ask after it")
+        return self._divide(self.amount.total(self.num_layers), None)
 
-    def _plan(self, length: int, total: int, maximum: int | None) -> npt.NDArray[np.int64]:
+    def _total(self, length: int, batch: int) -> int:
+        """Return the positions that all layers together may keep of a sequence of `length` tokens."""
+        position_bytes = batch * self._position_bytes
+        total = self.amount.total(self.num_layers, position_bits=8 * position_bytes, length=length)
+        least = (self.window + 1) * self.num_layers
+        if self.amount.kind == "fraction":
+            return max(total, least)
+        if self.amount.kind == "memory" and total < least and total < length * self.num_layers:
+            raise ValueError(
+                f"memory = {self.amount.value}: every layer needs at least window + 1 = {self.window + 1} positions, "
+                f"which is {least * position_bytes} bytes for a batch of {batch}"
+            )
+        return total
+
+    def _divide(self, total: int, maximum: int | None) -> npt.NDArray[np.int64]:
+        """Return every layer's budget, each at least the window and one more, and at most `maximum`."""
         least = self.window + 1
         if maximum is not None and (maximum <= least or total >= maximum * self.num_layers):
             return np.full(self.num_layers, maximum, np.int64)
-        chosen = plan(self.num_layers, total=total, minimum=least, maximum=maximum, **self._curve)
+        curve = self.curve
+        chosen = plan(
+            self.num_layers,
+            total=total,
+            shape=curve.shape,
+            ratio=curve.ratio,
+            weights=curve.weights,
+            minimum=least,
+            maximum=maximum,
+        )
         return np.asarray(chosen.budgets, np.int64)
 
     def forget(self) -> None:
@@ -175,25 +170,24 @@ class Budgets:
 
     def describe(self) -> str:
         """Return what was asked for, in words."""
-        amount = {
-            "budget": f"budget {self.budget}",
-            "plan": "a plan",
-            "memory": f"{self.memory} bytes",
-            "fraction": f"{self.fraction:g} of the prompt",
-        }[self.source]
-        curve = self._curve
-        if self.plan is not None:
-            shape = f"{int(self.plan.sum())} positions"
-        elif curve["shape"] == "weights":
-            shape = "own weights"
-        elif "beta" in curve:
-            shape = f"beta {curve['beta']:g}"
-        else:
-            shape = f"ratio {curve['ratio']:g}"
         return (
-            f"{amount}, {shape}, window {self.window}, kernel {self.kernel}, {self.pooling} pooling, "
-            f"{self.reduce} over a group"
+            f"{self._describe_amount()}, {self._describe_curve()}, window {self.window}, kernel {self.kernel}, "
+            f"{self.pooling} pooling, {self.reduce} over a group"
         )
+
+    def _describe_amount(self) -> str:
+        if self.plan is not None:
+            return "a plan"
+        if self.amount.kind == "fraction":
+            return f"{self.amount.value:g} of the prompt"
+        return f"{self.amount.value} bytes" if self.amount.kind == "memory" else f"budget {self.amount.value}"
+
+    def _describe_curve(self) -> str:
+        if self.plan is not None:
+            return f"{self.amount.value} positions"
+        if self.curve.weights is not None:
+            return "own weights"
+        return f"ratio {self.curve.ratio:g}" if self.curve.beta is None else f"beta {self.curve.beta:g}"
 
     def copy(self) -> Budgets:
         """Return an independent copy."""
@@ -201,37 +195,3 @@ class Budgets:
         twin.__dict__.update(self.__dict__)
         twin._decided = dict(self._decided)
         return twin
-
-
-def _choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    if value not in choices:
-        raise ValueError(f"{name} = {value!r}: must be one of {', '.join(choices)}")
-    return str(value)
-
-
-def _positive(name: str, value: Any) -> int:
-    if value is None:
-        return 0
-    number = integer(name, value)
-    if number < 1:
-        raise ValueError(f"{name} = {number}: must be greater than 0")
-    return number
-
-
-def _fraction(value: Any) -> float:
-    if value is None:
-        return 0.0
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
-        raise TypeError(f"fraction = {value!r}: must be a number")
-    if not 0 < value <= 1:
-        raise ValueError(f"fraction = {value}: must be greater than 0 and at most 1")
-    return float(value)
-
-
-def _weights(value: Any, num_layers: int) -> npt.NDArray[np.float64]:
-    weights = np.asarray(value, float)
-    if weights.shape != (num_layers,):
-        raise ValueError(
-            f"weights: have shape {weights.shape}, must be one for each of the {num_layers} full-attention layers"
-        )
-    return weights

@@ -292,10 +292,8 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
 
     def report(self) -> CacheReport:
         """Return what every layer keeps, evicted and holds; ``print(cache.report())`` shows a table."""
-        known = any(layer.decided is not None for layer in self._compressed()) or self._budgets.source in (
-            "budget",
-            "plan",
-        )
+        decided = any(layer.decided is not None for layer in self._compressed())
+        known = decided or not self._budgets.amount.needs_prompt
         budgets = self.budgets if known else np.zeros(len(self.layers), np.int64)
         rows = []
         for index, layer in enumerate(self.layers):

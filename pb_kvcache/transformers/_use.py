@@ -28,7 +28,10 @@ LAYER_MARK = "_pb_kvcache_layer"
 
 
 class OwnMask(int):
-    """A mask offset from a layer that makes its own masks. An integer to everyone but the mask function below."""
+    """A mask offset from a layer that makes its own masks.
+
+    An int, because transformers calculates with the offset, and nothing else of a layer reaches its mask function.
+    """
 
 
 def use(model: _Model, attention: str | None = None) -> _Model:

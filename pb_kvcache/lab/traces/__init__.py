@@ -11,10 +11,9 @@ from ._decode_4096 import decode_4096
 from ._file import load, save
 from ._funnel import funnel
 from ._named import named, names, recorded
-from ._trace import KV_DTYPES, TOP, PackedTrace, Trace, pack
+from ._trace import TOP, PackedTrace, Trace, pack
 
 __all__ = [
-    "KV_DTYPES",
     "TOP",
     "PackedTrace",
     "Trace",

@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._checks import integer, plain_array, uint32
+from ..._dtypes import DTYPE_BITS
 from ..._native import lib
 
 #: How many of a step's largest weights recall counts.
 TOP = 32
 #: Head means are rounded to float16 weight by weight, so a row may sum to a little more than 1.
 SUM_LIMIT = 1.01
-#: Bytes of one element of K or V.
-KV_DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1}
 
 
 class Trace(ABC):
@@ -108,9 +107,9 @@ def _bytes_per_position(metadata: Mapping[str, Any]) -> int | None:
     for key, value in (("num_kv_heads", heads), ("head_dim", dim)):
         if not 0 < integer(key, value) <= 2**20:
             raise ValueError(f"{key} = {value}: must be between 1 and {2**20}")
-    if not isinstance(dtype, str) or dtype not in KV_DTYPES:
-        raise ValueError(f"kv_dtype = {dtype!r}: must be one of {', '.join(KV_DTYPES)}")
-    return 2 * int(heads) * int(dim) * KV_DTYPES[dtype]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise ValueError(f"kv_dtype = {dtype!r}: must be one of {', '.join(DTYPE_BITS)}")
+    return 2 * int(heads) * int(dim) * DTYPE_BITS[dtype] // 8
 
 
 def _largest(rows: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
