@@ -118,7 +118,7 @@ def test_weights_from_a_file(capsys: Capture, tmp_path: Path) -> None:
     path.write_text("[4, 3, 2.5, 1]", encoding="utf-8")
     assert answer(capsys, "--layers", 4, "--budget", 100, "--weights", path)["weights"] == [4, 3, 2.5, 1]
     path.write_text("[4, 3, 2.5", encoding="utf-8")
-    assert "is no JSON file" in refusal(capsys, "--layers", 4, "--budget", 100, "--weights", path)
+    assert "not JSON" in refusal(capsys, "--layers", 4, "--budget", 100, "--weights", path)
     path.write_text('{"a": 1}', encoding="utf-8")
     assert "must hold a JSON array" in refusal(capsys, "--layers", 4, "--budget", 100, "--weights", path)
 

@@ -406,11 +406,11 @@ def broken_files() -> list[tuple[str, object, str]]:
         ("empty", lambda s: b"", "not a trace file"),
         ("text", lambda s: b"hello", "not a trace file"),
         ("foreign npz", lambda s: rewritten(s, {"metadata.npy": None}), "it has no member metadata.npy"),
-        ("no json", lambda s: rewritten(s, {"metadata.npy": npy(np.zeros(9, np.uint8))}), "metadata is not JSON"),
+        ("no json", lambda s: rewritten(s, {"metadata.npy": npy(np.zeros(9, np.uint8))}), "metadata: not JSON"),
         (
             "deep json",
             lambda s: rewritten(s, {"metadata.npy": npy(np.full(10**5, 91, np.uint8))}),
-            "metadata is not JSON",
+            "metadata: not JSON",
         ),
         ("other json", lambda s: rewritten(s, {"metadata.npy": npy(np.frombuffer(b"[1]", np.uint8))}), "not a pb_kv"),
         ("other format", lambda s: with_metadata(s, format="x"), "not a pb_kvcache trace"),
@@ -469,7 +469,7 @@ def broken_files() -> list[tuple[str, object, str]]:
             "weight inf must",
         ),
         ("two of a name", lambda s: twice(s, "layer_001.npy"), "holds a member twice"),
-        ("nan in json", lambda s: with_metadata(s, note=float("nan")), "metadata is not JSON: NaN"),
+        ("nan in json", lambda s: with_metadata(s, note=float("nan")), "metadata: not JSON: NaN"),
         (
             "kv no name",
             lambda s: with_metadata(s, num_kv_heads=1, head_dim=1, kv_dtype=[]),

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .. import __version__
+from .._text import one_line, printable
 from . import bench, budget, plan, record, vectors
-from ._output import complete
+from ._output import complete, say
 
 #: Modules with ``register(subparsers)``, which adds a subcommand and sets ``run``: a function from the parsed
 #: arguments to an exit status. In the order of the help text.
@@ -20,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that refuses in one line, as everything here does."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+        self.exit(2, f"{self.prog}: error: {printable(message)} (--help lists the options)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
-        message = " ".join(str(error).splitlines()) or type(error).__name__
+        message = one_line(error)
         if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
             message = f"{error.filename}: {error.strerror}"  # without Python's [Errno 2]
         if sys.stderr is not None:  # print() would take standard output for it
-            print(f"pb-kvcache: {message}", file=sys.stderr)
+            say(f"pb-kvcache: {message}", sys.stderr)
         return 2
     return status

@@ -1,4 +1,8 @@
-"""How the subcommands write: tables that no terminal cuts, and an output that may be closed, full or ASCII."""
+"""How the subcommands write: tables that no terminal cuts, and an output that may be closed, full or ASCII.
+
+Names and messages come from files and arguments, which may hold anything. So this module alone prints, and it prints
+text as :func:`pb_kvcache._text.printable` makes it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import IO, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from .._text import printable, write_json
 
 #: A terminal that is narrower, or says so, gets lines of this width.
 _NARROWEST = 80
@@ -17,6 +25,15 @@ _PIPED = 120
 
 
 class _Console(Console):
+    """A console that takes all text as it is: no markup, no emoji codes, no control characters."""
+
+    def __init__(self, width: int | None = None) -> None:
+        super().__init__(width=width, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a string as Rich draws it, table cells and titles too."""
+        return super().render_str(printable(text), **options)
+
     def on_broken_pipe(self) -> None:
         # Rich would end the program with status 1. Here, whoever stops reading has read enough.
         raise BrokenPipeError
@@ -35,6 +52,16 @@ def print_table(table: Table) -> None:
     target = console()
     least = target.measure(table, options=target.options.update(width=4096)).minimum
     (target if target.width >= least else _Console(width=least)).print(table)
+
+
+def say(text: object, file: IO[str] | None = None) -> None:
+    """Print one line, to standard output unless another file is given."""
+    print(printable(text), file=file)
+
+
+def print_json(value: Any, indent: int | None = None) -> None:
+    """Print a value as JSON."""
+    print(write_json(value, indent))
 
 
 @contextlib.contextmanager

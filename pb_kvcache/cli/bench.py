@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.table import Table
 from .._policies import label, policy_names
 from ..lab import bench, page, traces
 from ..lab.findings import findings, layers, size
-from ._output import console, print_table
+from ._output import console, print_json, print_table, say
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -97,12 +96,12 @@ def run(args: argparse.Namespace) -> int:
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if args.json:
-        print(json.dumps(results.to_dict(), indent=1))
+        print_json(results.to_dict(), indent=1)
     else:
         show(results)
     if args.report is not None:
         path = page.write(results, args.report, _command(args))
-        print(f"report: {path}", file=sys.stderr if args.json else sys.stdout)
+        say(f"report: {path}", sys.stderr if args.json else None)
     return 0
 
 
@@ -134,14 +133,13 @@ def show(results: bench.Results) -> None:
         f"{results.trace}: {layers(results)}, {results.length} positions; SnapKV and pyramids: "
         f"obs_window {results.obs_window}, pool_kernel {results.pool_kernel}",
         highlight=False,
-        markup=False,  # a trace may be called anything
     )
     for budget in results.budgets:
         target.print()
         print_table(table(results, budget))
     target.print()
     for sentence in findings(results):
-        target.print(sentence, highlight=False, markup=False)
+        target.print(sentence, highlight=False)
 
 
 def table(results: bench.Results, budget: int) -> Table:

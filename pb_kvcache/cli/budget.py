@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from rich.table import Table
 
 from .. import pyramid_budgets
 from .._native import lib
-from ._output import console, print_table
+from ._output import console, print_json, print_table
 
 #: More layers than any model has. A table of one line a layer would be too long beyond it.
 MAX_LAYERS: int = lib.PB_KVCACHE_STACK_MAX_LAYERS
@@ -43,17 +42,15 @@ def run(args: argparse.Namespace) -> int:
     total = sum(shares)
     offered = args.budget * args.layers
     if args.json:
-        print(
-            json.dumps(
-                {
-                    "budget": args.budget,
-                    "num_layers": args.layers,
-                    "pyramid_ratio": args.ratio,
-                    "shares": shares,
-                    "total": total,
-                    "lost_to_flooring": offered - total,
-                }
-            )
+        print_json(
+            {
+                "budget": args.budget,
+                "num_layers": args.layers,
+                "pyramid_ratio": args.ratio,
+                "shares": shares,
+                "total": total,
+                "lost_to_flooring": offered - total,
+            }
         )
         return 0
     table = Table(box=None, pad_edge=False)

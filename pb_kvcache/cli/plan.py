@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -15,8 +14,10 @@ from rich.table import Table
 from .. import LayerPlan, plan
 from .._amount import SHAPES
 from .._dtypes import DTYPE_BITS, cache_nbytes
+from .._files import replacing
 from .._model_config import FAMILIES, ModelConfig, read_config
-from ._output import console, print_table
+from .._text import read_json
+from ._output import console, print_json, print_table
 from .budget import MAX_LAYERS, bar
 
 #: Bytes of a unit, in lower case and without the B. Decimal, or binary with an i.
@@ -102,9 +103,9 @@ def _weights(text: str) -> list[float]:
         except ValueError:
             raise ValueError(f"--weights {text}: must be numbers with commas between them, or a file") from None
     try:
-        content = json.loads(Path(text).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, numbers of too many digits
-        raise ValueError(f"--weights {text}: is no JSON file: {error}") from None
+        content = read_json(Path(text).read_bytes())
+    except ValueError as error:
+        raise ValueError(f"--weights {text}: {error}") from None
     if not isinstance(content, list):
         raise ValueError(f"--weights {text}: must hold a JSON array")
     return content
@@ -220,7 +221,7 @@ def run(args: argparse.Namespace) -> int:
                 "total": groups.total,
                 "rounding": groups.rounding,
             }
-        print(json.dumps(summary))
+        print_json(summary)
         return 0
     print_table(_table(request))
     lines = _lines(request, summary)
@@ -229,7 +230,9 @@ def run(args: argparse.Namespace) -> int:
             first, last = request.planned[group.start], request.planned[group.stop - 1]
             lines.append(f"group: layers {first} to {last}, {group.budget} positions each")
         lines.append(f"groups hold {groups.total} positions, {groups.rounding} fewer than the plan")
-    console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    target = console()
+    for line in lines:
+        target.print(line, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -290,4 +293,8 @@ def _draw(request: _Request, path: str) -> None:
     axes.set_ylabel("positions")
     axes.set_title(str(request.plan).splitlines()[-1].partition(";")[0], fontsize=10)
     axes.legend(frameon=False)
-    figure.savefig(path)
+    with replacing(path) as file:
+        try:
+            figure.savefig(file, format=Path(path).suffix[1:] or "png")
+        except RuntimeError as error:  # a format whose program is not there, such as pgf and its TeX
+            raise ValueError(str(error)) from error

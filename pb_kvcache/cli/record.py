@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from .._dtypes import DTYPE_BITS
 from ..lab import record, traces
+from ._output import say
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -73,5 +74,5 @@ def run(args: argparse.Namespace) -> int:
         )
     traces.save(args.output, trace)
     size = args.output.stat().st_size
-    print(f"{args.output}: {trace.num_layers} layers, {trace.length} tokens, {size:,} bytes")
+    say(f"{args.output}: {trace.num_layers} layers, {trace.length} tokens, {size:,} bytes")
     return 0

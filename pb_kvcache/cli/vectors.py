@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .._text import one_line
 from ..vectors import cases
+from ._output import say
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
             passed += 1
         except Exception as error:  # a case that breaks is a case that fails
             failed += 1
-            print(f"{case.file}: {case.name}: {error}")
-    print(f"{passed} passed, {failed} failed")
+            say(f"{case.file}: {case.name}: {one_line(error)}")
+    say(f"{passed} passed, {failed} failed")
     return 1 if failed else 0

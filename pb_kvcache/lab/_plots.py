@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._policies import colour, find, inverted, label
+from .._text import printable
 from .bench import Results
 from .findings import layers, pyramids_of, uniform_of
 
@@ -53,7 +54,7 @@ def plots(results: Results) -> Iterator[tuple[str, str, Figure]]:
 
 
 def _style(policy: str, policies: Sequence[str]) -> dict[str, Any]:
-    style: dict[str, Any] = {"color": colour(policy, policies), "label": label(policy), "linewidth": 1.5}
+    style: dict[str, Any] = {"color": colour(policy, policies), "label": printable(label(policy)), "linewidth": 1.5}
     if not find(policy)[0].bounded:
         style |= {"linestyle": (0, (5, 3)), "linewidth": 1.2}
     elif policy == "pyramidkv:1":
@@ -82,7 +83,9 @@ def _plain(axis: Axes, x: str, y: str) -> None:
 
 def _legend(figure: Figure, axis: Axes) -> None:
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a plan's file may be called anything, "$x$" too
 
 
 def _mass_by_budget(results: Results) -> Figure:

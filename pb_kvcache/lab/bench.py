@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import importlib
 import itertools
-import json
 import os
 import platform
 import re
@@ -31,6 +30,7 @@ import numpy as np
 from .. import LayerPlan, __version__
 from .._checks import integer, uint32
 from .._policies import Made, Setting, find, policy_names, ratio_of, recent_window
+from .._text import read_json
 from . import traces
 from .replay import ReplayReport, replay
 from .traces import Trace
@@ -66,11 +66,11 @@ def read_plans(path: str | os.PathLike[str]) -> list[LayerPlan]:
         The file holds something else. The message names the file and what is wrong with it.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_json(Path(path).read_bytes())
         plans = [LayerPlan.from_dict(entry) for entry in (content if isinstance(content, list) else [content])]
         if not plans:
             raise ValueError("an empty list")
-    except (ValueError, TypeError, RecursionError) as error:  # not UTF-8, no JSON, no plan
+    except (ValueError, TypeError) as error:  # no JSON, no plan
         raise ValueError(f"{os.fspath(path)}: not a plan: {error}") from None
     return plans
 

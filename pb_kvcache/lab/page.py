@@ -6,10 +6,13 @@ import base64
 import html
 import io
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._files import replacing
 from .._policies import colour, label
+from .._text import printable
 from . import bench
 from ._plots import plots
 from .bench import Results
@@ -44,23 +47,24 @@ def write(results: Results, folder: str | os.PathLike[str], command: str) -> Pat
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     path = path / "index.html"
-    path.write_text(text, encoding="utf-8")
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))
     return path
 
 
 def page(results: Results, command: str) -> str:
     """Return the whole page as HTML. It shows `command` as what made it."""
     require_matplotlib()
-    points = "\n".join(f"<li>{html.escape(sentence)}</li>" for sentence in findings(results))
+    points = "\n".join(f"<li>{_escape(sentence)}</li>" for sentence in findings(results))
     tables = "\n".join(_table(results, budget) for budget in results.budgets) if results.budgets else ""
     return _PAGE.format(
-        title=html.escape(f"{results.trace}: what eviction keeps"),
+        title=_escape(f"{results.trace}: what eviction keeps"),
         facts=_facts(results),
         findings=points,
         figures="\n".join(_figure(*plot) for plot in plots(results)),
         tables=tables,
-        command=html.escape(command),
-        machine=html.escape(", ".join(f"{key} {value}" for key, value in bench.machine().items())),
+        command=_escape(command),
+        machine=_escape(", ".join(f"{key} {value}" for key, value in bench.machine().items())),
     )
 
 
@@ -85,7 +89,12 @@ def _facts(results: Results) -> str:
     windows = ", ".join(f"{bench.recent_window(budget)} at {budget}" for budget in results.budgets)
     facts.append(("recent window", f"{windows}; the same for every policy that has one"))
     facts.append(("SnapKV, pyramids", f"obs_window {results.obs_window}, pool_kernel {results.pool_kernel}"))
-    return "\n".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in facts)
+    return "\n".join(f"<dt>{_escape(key)}</dt><dd>{_escape(value)}</dd>" for key, value in facts)
+
+
+def _escape(text: str) -> str:
+    """Return text as HTML shows it."""
+    return html.escape(printable(text))
 
 
 def _table(results: Results, budget: int) -> str:
@@ -119,9 +128,9 @@ def _table(results: Results, budget: int) -> str:
             size(r.policy_bytes),
             f"{1e6 * r.policy_seconds / r.steps:.0f} µs",
         )
-        name = f'<td><i style="background:{colour(r.policy, results.policies)}"></i>{html.escape(label(r.policy))}</td>'
+        name = f'<td><i style="background:{colour(r.policy, results.policies)}"></i>{_escape(label(r.policy))}</td>'
         rows.append(f"<tr{' class=best' if best else ''}>{name}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    titles = "".join(f'<th title="{html.escape(tip)}">{html.escape(name)}</th>' for name, tip in head)
+    titles = "".join(f'<th title="{_escape(tip)}">{_escape(name)}</th>' for name, tip in head)
     part = f"{100 * budget / results.length:.0f} %"
     caption = f"{budget} positions a layer on average ({part}), {budget * results.num_layers:,} in all"
     return (
@@ -137,13 +146,15 @@ def _figure(title: str, caption: str, figure: Figure) -> str:
     buffer = io.BytesIO()
     # Text as text: smaller, and sharp at every size. A fixed salt and no date: the same results, the same bytes.
     options: Any = {"svg.fonttype": "none", "svg.hashsalt": "pb_kvcache", "font.family": "sans-serif"}
-    with rc_context(options):
+    with rc_context(options), warnings.catch_warnings():
+        # A name in letters that matplotlib's fonts lack: the page's reader has fonts of its own.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
     return (
-        f"<figure><h2>{html.escape(title)}</h2><div class=wide>"
-        f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}"></div>'
-        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        f"<figure><h2>{_escape(title)}</h2><div class=wide>"
+        f'<img alt="{_escape(title)}" src="data:image/svg+xml;base64,{data}"></div>'
+        f"<figcaption>{_escape(caption)}</figcaption></figure>"
     )
 
 

@@ -97,7 +97,7 @@ class ReplayReport:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         del fields["resident_before"], fields["resident_after"]
         fields["per_layer"] = [dataclasses.asdict(layer) for layer in self.per_layer]
-        fields["steps_per_second"] = self.steps_per_second
+        fields["steps_per_second"] = self.steps_per_second if self.seconds > 0 else None  # JSON has no infinity
         return fields
 
 

@@ -14,15 +14,17 @@ from __future__ import annotations
 import io
 import json
 import os
-import secrets
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..._checks import uint32
+from ..._files import replacing
+from ..._text import read_json
 from ._trace import SUM_LIMIT, PackedTrace, Trace, triangle_size
 
 _FORMAT = "pb_kvcache trace"
@@ -57,27 +59,29 @@ def save(path: str | os.PathLike[str], trace: Trace) -> None:
         "num_layers": trace.num_layers,
         "length": trace.length,
     }
-    text = json.dumps(metadata, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode("utf-8")
+    text = _metadata_text(metadata)
     if len(text) > _METADATA_LIMIT:
         raise ValueError(f"metadata: {len(text)} bytes of JSON, must be at most {_METADATA_LIMIT}")
-    target = Path(path)
-    # A name of its own, so that two that save at once do not write into each other's.
-    partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        _write_member(archive, "metadata", np.frombuffer(text, np.uint8))
+        for layer in range(trace.num_layers):
+            weights = trace.layer(layer)
+            if not (weights.min() >= 0 and weights.max() <= SUM_LIMIT):  # a NaN makes both false
+                raise ValueError(f"{trace.name}: layer {layer} has weights that are not between 0 and 1")
+            with np.errstate(under="ignore"):
+                weights = weights.astype(np.float16)
+            bits = np.concatenate([weights[index] for index in _columns(trace.length)]).view(np.uint16)
+            planes = np.stack([(bits >> 8).astype(np.uint8), (bits & 0xFF).astype(np.uint8)])
+            _write_member(archive, _member(layer), planes)
+
+
+def _metadata_text(metadata: dict[str, Any]) -> bytes:
+    """Return metadata as the JSON of a trace file."""
+    form: dict[str, Any] = {"indent": 1, "sort_keys": True, "allow_nan": False}
     try:
-        with zipfile.ZipFile(partial, "x", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-            _write_member(archive, "metadata", np.frombuffer(text, np.uint8))
-            for layer in range(trace.num_layers):
-                weights = trace.layer(layer)
-                if not (weights.min() >= 0 and weights.max() <= SUM_LIMIT):  # a NaN makes both false
-                    raise ValueError(f"{trace.name}: layer {layer} has weights that are not between 0 and 1")
-                with np.errstate(under="ignore"):
-                    weights = weights.astype(np.float16)
-                bits = np.concatenate([weights[index] for index in _columns(trace.length)]).view(np.uint16)
-                planes = np.stack([(bits >> 8).astype(np.uint8), (bits & 0xFF).astype(np.uint8)])
-                _write_member(archive, _member(layer), planes)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+        return json.dumps(metadata, ensure_ascii=False, **form).encode("utf-8")
+    except UnicodeEncodeError:  # UTF-8 has no lone surrogates. The name of a file may have one.
+        return json.dumps(metadata, **form).encode("ascii")
 
 
 def _member(layer: int) -> str:
@@ -135,16 +139,12 @@ class _NotATraceError(Exception):
     """What is wrong with a trace file."""
 
 
-def _constant(text: str) -> None:
-    raise ValueError(f"{text} is none of JSON's values")
-
-
 def _read(archive: zipfile.ZipFile, path: Path) -> PackedTrace:
     raw = _read_member(archive, "metadata", None)
     try:
-        metadata = json.loads(raw.tobytes(), parse_constant=_constant)
-    except (ValueError, RecursionError) as error:
-        raise _NotATraceError(f"metadata is not JSON: {error}") from None
+        metadata = read_json(raw.tobytes())
+    except ValueError as error:
+        raise _NotATraceError(f"metadata: {error}") from None
     if not isinstance(metadata, dict) or metadata.pop("format", None) != _FORMAT:
         raise _NotATraceError("not a pb_kvcache trace")
     version = metadata.pop("format_version", None)
