@@ -107,7 +107,7 @@ void pb_kvcache_priv_choose_highest_of_numbers(const float *scores, size_t n, si
 {
     const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_best();
     int32_t keys[BETWEEN + PB_KVCACHE_PRIV_LANES];
-    if (n < WORTHWHILE || count <= 1 || count == n) {
+    if (n < WORTHWHILE || count <= 1 || count >= n) {
         pb_kvcache_priv_choose_highest(scores, n, count, chosen);
         return;
     }
@@ -157,7 +157,8 @@ pb_kvcache_status pb_kvcache_select_top(const float *scores, size_t stride, size
 {
     size_t most = 0;
     /* Checks: options and counts, the arrays, what overlaps */
-    if (scores == NULL || counts == NULL || indices == NULL) {
+    const bool empty = num_heads == 0 || n == 0;
+    if ((scores == NULL && !empty) || (counts == NULL && num_heads > 0)) {
         return PB_KVCACHE_ERROR_NULL;
     }
     if (!pb_kvcache_priv_nan_ok(nan)) {
@@ -168,6 +169,12 @@ pb_kvcache_status pb_kvcache_select_top(const float *scores, size_t stride, size
             return PB_KVCACHE_ERROR_COUNT;
         }
         most = counts[head] > most ? counts[head] : most;
+    }
+    if (empty) {
+        return PB_KVCACHE_OK;
+    }
+    if (indices == NULL && most > 0) {
+        return PB_KVCACHE_ERROR_NULL;
     }
     pb_kvcache_status status = pb_kvcache_priv_scores_ok(scores, stride, num_heads, n, nan);
     if (status == PB_KVCACHE_OK) {
@@ -185,7 +192,7 @@ pb_kvcache_status pb_kvcache_select_top(const float *scores, size_t stride, size
         return PB_KVCACHE_ERROR_OVERLAP;
     }
     const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_best();
-    for (size_t head = 0; head < num_heads; ++head) {
+    for (size_t head = 0; most > 0 && head < num_heads; ++head) {
         const float *row = scores + head * stride;
         uint32_t *chosen = indices + head * indices_stride;
         if (nan == PB_KVCACHE_NAN_REFUSE || lanes->finite(row, n)) {

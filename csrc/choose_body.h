@@ -12,14 +12,14 @@
 void CHOOSE(const SCORE *scores, size_t n, size_t count, uint32_t *chosen)
 {
     /* None, one, all */
-    if (count == 0) {
+    if (count == 0 || n == 0) {
         return;
     }
     if (count == 1) {
         chosen[0] = FIRST(scores, n);
         return;
     }
-    if (count == n) {
+    if (count >= n) {
         for (size_t i = 0; i < n; ++i) {
             chosen[i] = (uint32_t)i;
         }
@@ -39,7 +39,7 @@ void CHOOSE(const SCORE *scores, size_t n, size_t count, uint32_t *chosen)
             }
         }
         size_t digit = 0;
-        while (histogram[digit] < rest) {
+        while (digit < 255 && histogram[digit] < rest) {
             rest -= histogram[digit];
             ++digit;
         }

@@ -83,7 +83,11 @@ pb_kvcache_status pb_kvcache_compact(const pb_kvcache_rows *rows, size_t first_h
     size_t most = 0;
     size_t index_bytes = 0;
     /* Checks: the rows and the range, their layout, the counts */
-    if (rows == NULL || rows->data == NULL || indices == NULL || counts == NULL) {
+    if (rows == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    const bool empty = rows->num_heads == 0 || rows->n == 0; /* such an array may have no address and no strides */
+    if (!empty && (rows->data == NULL || counts == NULL)) {
         return PB_KVCACHE_ERROR_NULL;
     }
     if (!pb_kvcache_priv_aligned(indices, sizeof *indices) || !pb_kvcache_priv_aligned(counts, sizeof *counts)) {
@@ -95,11 +99,11 @@ pb_kvcache_status pb_kvcache_compact(const pb_kvcache_rows *rows, size_t first_h
     if (rows->n > UINT32_MAX) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
-    const pb_kvcache_status status = layout(rows, &lowest, &length);
+    const pb_kvcache_status status = empty ? PB_KVCACHE_OK : layout(rows, &lowest, &length);
     if (status != PB_KVCACHE_OK) {
         return status;
     }
-    for (size_t head = first_head; head < end_head; ++head) {
+    for (size_t head = first_head; counts != NULL && head < end_head; ++head) {
         if (counts[head] > rows->n) {
             return PB_KVCACHE_ERROR_INDEX;
         }
@@ -107,6 +111,9 @@ pb_kvcache_status pb_kvcache_compact(const pb_kvcache_rows *rows, size_t first_h
     }
     if (end_head == first_head || most == 0) {
         return PB_KVCACHE_OK;
+    }
+    if (indices == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
     }
     /* The indices: where they lie, then each of them */
     if (!pb_kvcache_priv_span_bytes(end_head, indices_stride, most, sizeof *indices, &index_bytes)) {

@@ -7,7 +7,7 @@
  */
 #include <string.h>
 
-#include "internal.h"
+#include "checks.h"
 
 /* ---- Integers of 128 bits ---- */
 
@@ -303,7 +303,20 @@ static pb_kvcache_status check(const pb_kvcache_plan_params *p, const uint32_t *
     if (empty) {
         return PB_KVCACHE_ERROR_PLAN_BLOCK;
     }
-    return p->total / p->multiple_of < sum_low ? PB_KVCACHE_ERROR_PLAN_MINIMUM : PB_KVCACHE_OK;
+    if (p->total / p->multiple_of < sum_low) {
+        return PB_KVCACHE_ERROR_PLAN_MINIMUM;
+    }
+    /* The inputs are read again while `budgets` is the working memory. An input that changes with it has no plan:
+     * `maximums == budgets` never ended. */
+    const size_t bytes = num_layers * sizeof *budgets;
+    if (pb_kvcache_priv_overlap(p, sizeof *p, budgets, bytes)
+        || (p->minimums != NULL && pb_kvcache_priv_overlap(p->minimums, bytes, budgets, bytes))
+        || (p->maximums != NULL && pb_kvcache_priv_overlap(p->maximums, bytes, budgets, bytes))
+        || (p->weights != NULL
+            && pb_kvcache_priv_overlap(p->weights, num_layers * sizeof *p->weights, budgets, bytes))) {
+        return PB_KVCACHE_ERROR_OVERLAP;
+    }
+    return PB_KVCACHE_OK;
 }
 
 /*

@@ -119,7 +119,8 @@ pb_kvcache_status pb_kvcache_pool_scores(const float *scores, size_t stride, siz
 {
     size_t needed;
     /* Checks: options, the workspace, the arrays, what overlaps */
-    if (scores == NULL || pooled == NULL) {
+    const bool empty = num_heads == 0 || n == 0;
+    if ((scores == NULL || pooled == NULL) && !empty) {
         return PB_KVCACHE_ERROR_NULL;
     }
     pb_kvcache_status status = pb_kvcache_pool_scores_workspace_size(n, pooling, kernel, &needed);
@@ -131,6 +132,9 @@ pb_kvcache_status pb_kvcache_pool_scores(const float *scores, size_t stride, siz
     }
     if (workspace_size < needed || (needed > 0 && workspace == NULL)) {
         return PB_KVCACHE_ERROR_WORKSPACE;
+    }
+    if (empty) {
+        return PB_KVCACHE_OK;
     }
     status = pb_kvcache_priv_scores_ok(scores, stride, num_heads, n, nan);
     if (status == PB_KVCACHE_OK) {
@@ -147,9 +151,6 @@ pb_kvcache_status pb_kvcache_pool_scores(const float *scores, size_t stride, siz
         || pb_kvcache_priv_overlap(workspace, needed, pooled, output_bytes)
         || pb_kvcache_priv_overlap(workspace, needed, scores, input_bytes)) {
         return PB_KVCACHE_ERROR_OVERLAP;
-    }
-    if (n == 0) {
-        return PB_KVCACHE_OK;
     }
     double *doubles = needed == 0 ? NULL : (double *)pb_kvcache_priv_align(workspace);
     for (size_t head = 0; head < num_heads; ++head) {

@@ -245,7 +245,7 @@ pb_kvcache_status pb_kvcache_window_scores(const pb_kvcache_attention *attn, pb_
     if (status != PB_KVCACHE_OK) {
         return status;
     }
-    if (scores == NULL || workspace == NULL) {
+    if ((scores == NULL || workspace == NULL) && first_head < end_head) {
         return PB_KVCACHE_ERROR_NULL;
     }
     if (!pb_kvcache_priv_reduce_ok(reduce) || !pb_kvcache_priv_nan_ok(nan)) {

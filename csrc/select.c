@@ -100,7 +100,7 @@ pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *attn, const pb_k
     if (status != PB_KVCACHE_OK) {
         return status;
     }
-    if (budgets == NULL || workspace == NULL || indices == NULL) {
+    if ((budgets == NULL || workspace == NULL || indices == NULL) && first_head < end_head) {
         return PB_KVCACHE_ERROR_NULL;
     }
     if (workspace_size < needed) {
@@ -187,7 +187,7 @@ pb_kvcache_status pb_kvcache_select_from_scores(const float *scores, size_t stri
     size_t output_bytes;
     size_t most;
     /* Checks: options, workspace, budgets, the arrays, what overlaps */
-    if (scores == NULL || budgets == NULL || workspace == NULL || indices == NULL) {
+    if ((scores == NULL || budgets == NULL || workspace == NULL || indices == NULL) && num_heads > 0) {
         return PB_KVCACHE_ERROR_NULL;
     }
     pb_kvcache_status status = pb_kvcache_select_from_scores_workspace_size(params, n, window, &needed);
@@ -203,6 +203,9 @@ pb_kvcache_status pb_kvcache_select_from_scores(const float *scores, size_t stri
     }
     if (status == PB_KVCACHE_OK) {
         status = pb_kvcache_priv_rows_ok(indices, sizeof *indices, indices_stride, 0, num_heads, most, capacity);
+    }
+    if (status == PB_KVCACHE_OK && num_heads == 0) {
+        return PB_KVCACHE_OK;
     }
     /* Values last, of the heads that are read */
     for (size_t head = 0; status == PB_KVCACHE_OK && head < num_heads; ++head) {

@@ -1,6 +1,6 @@
 #include <string.h>
 
-#include "internal.h"
+#include "checks.h"
 
 /* One block of memory: this struct with its layers' pointers, then the layers' caches, each aligned for a double. */
 struct pb_kvcache_stack {
@@ -187,6 +187,10 @@ pb_kvcache_status pb_kvcache_stack_evict(pb_kvcache_stack *stack, uint32_t *vict
     if (capacity < count || offsets_capacity <= stack->num_layers) {
         return PB_KVCACHE_ERROR_CAPACITY;
     }
+    if (pb_kvcache_priv_overlap(victims, count * sizeof *victims, offsets,
+                                ((size_t)stack->num_layers + 1) * sizeof *offsets)) {
+        return PB_KVCACHE_ERROR_OVERLAP;
+    }
     size_t written = 0;
     for (uint32_t layer = 0; layer < stack->num_layers; ++layer) {
         offsets[layer] = written;
@@ -207,6 +211,10 @@ pb_kvcache_status pb_kvcache_stack_kept(const pb_kvcache_stack *stack, uint32_t 
     }
     if (capacity < stack->resident || offsets_capacity <= stack->num_layers) {
         return PB_KVCACHE_ERROR_CAPACITY;
+    }
+    if (pb_kvcache_priv_overlap(positions, stack->resident * sizeof *positions, offsets,
+                                ((size_t)stack->num_layers + 1) * sizeof *offsets)) {
+        return PB_KVCACHE_ERROR_OVERLAP;
     }
     size_t written = 0;
     for (uint32_t layer = 0; layer < stack->num_layers; ++layer) {

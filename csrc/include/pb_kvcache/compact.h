@@ -35,6 +35,9 @@ typedef struct pb_kvcache_rows {
  *   indices_stride        elements from head to head
  *   counts                how many each head keeps: num_heads numbers of at most n
  *
+ * Without heads or rows there is nothing to move: the data, indices and counts may then be NULL. The indices may be NULL
+ * where every count is 0.
+ *
  * PB_KVCACHE_ERROR_NULL, _ALIGNMENT, _HEAD_RANGE, _TOO_LARGE. _STRIDE where rows overlap. _OVERLAP where the indices or
  * counts lie within the rows. _INDEX for a count above n, and for an index that is not below n or does not ascend.
  * Nothing has then moved.

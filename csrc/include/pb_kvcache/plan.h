@@ -85,6 +85,7 @@ typedef struct pb_kvcache_plan_params {
  *   PB_KVCACHE_ERROR_PLAN_BOUNDS    a layer's minimum is above its maximum
  *   PB_KVCACHE_ERROR_PLAN_BLOCK     no multiple of multiple_of lies between a layer's minimum and its maximum
  *   PB_KVCACHE_ERROR_PLAN_MINIMUM   total is below the sum of the minimums, each rounded up to a multiple
+ *   PB_KVCACHE_ERROR_OVERLAP        budgets overlaps params or one of its arrays
  *
  * Time: a few passes over the layers, at most 4 * 130 of them whatever the bounds.
  */

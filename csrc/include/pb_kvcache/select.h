@@ -17,6 +17,8 @@
  * Only n - window columns of probabilities are read, and of row w of logits the n - window + w + 1 columns that the
  * query may see. A padded sequence is the part of it that is valid: `data` moved to its first column and a smaller n.
  *
+ * An array may be NULL where nothing of it is read or written: no heads, no scores, every count 0.
+ *
  * Arithmetic: float, in an order that is part of the definition, so that the bits are the same everywhere.
  *   logits   t = x * scale, e = exp(t - max t), p = e * (1 / sum e). exp is within 1 ulp and 0 below -87.25. The sum is
  *            made of 64 interleaved sums in float per 1024 columns, folded in halves, and of these in double. A logit

@@ -115,7 +115,7 @@ PB_KVCACHE_API size_t pb_kvcache_stack_evict_count(const pb_kvcache_stack *stack
  *   offsets           gets num_layers + 1 offsets
  *   offsets_capacity  how many `offsets` has room for
  *
- * PB_KVCACHE_ERROR_NULL, _CAPACITY: nothing has changed.
+ * PB_KVCACHE_ERROR_NULL, _CAPACITY, _OVERLAP (of victims and offsets): nothing has changed.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_evict(pb_kvcache_stack *stack, uint32_t *victims, size_t capacity,
                                                         size_t *offsets, size_t offsets_capacity);
@@ -128,7 +128,7 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_evict(pb_kvcache_stack *stack,
  *   offsets           gets num_layers + 1 offsets
  *   offsets_capacity  how many `offsets` has room for
  *
- * PB_KVCACHE_ERROR_NULL, _CAPACITY.
+ * PB_KVCACHE_ERROR_NULL, _CAPACITY, _OVERLAP.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_kept(const pb_kvcache_stack *stack, uint32_t *positions,
                                                        size_t capacity, size_t *offsets, size_t offsets_capacity);
