@@ -137,6 +137,8 @@ class _Memory:
 
     def disjoint(self) -> bool:
         """Tell whether no two rows share a byte. That holds for every transposed or sliced whole array."""
+        if 0 in self.shape:
+            return True
         extent = self.shape[-1] * self.size
         axes = zip(self.shape[:-1], map(abs, self.strides[:-1]), strict=True)
         for length, stride in sorted(axes, key=lambda axis: axis[1]):
