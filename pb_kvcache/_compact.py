@@ -32,7 +32,8 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
         What :func:`select` returned: ``(kv_heads, kept)`` ascending positions, one vector per head, or a batch of
         either.
     threads
-        Heads are divided among so many threads.
+        Heads are divided among so many threads. An interrupt (Ctrl-C) is raised when all rows have moved, or before the
+        first has: `kv` is never left half compacted. On another device it may be.
 
     Returns
     -------
@@ -78,7 +79,7 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
             for struct, (rows, counts) in zip(structs, kept, strict=True)
             for first, end in ranges
         ]
-        in_threads(jobs, threads)
+        in_threads(jobs, threads, whole=True)
     fronts = [_front(one, counts) for one, (_, counts) in zip(sequences, kept, strict=True)]
     if not batched:
         return fronts[0]
