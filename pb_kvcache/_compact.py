@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,31 @@ from ._options import at_least
 from ._positions import ascending_rows
 from ._tensor import NATIVE_DEVICES, dense, is_torch, on_other_device, plain_array, torch_module
 from ._threads import in_threads
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ._types import Integers
+
+_Element = TypeVar("_Element", bound=np.generic)
+
+
+@overload
+def compact(kv: npt.NDArray[_Element], indices: Integers, *, threads: int = 1) -> npt.NDArray[_Element]: ...
+
+
+@overload
+def compact(
+    kv: npt.NDArray[_Element], indices: Sequence[Any], *, threads: int = 1
+) -> npt.NDArray[_Element] | list[Any]: ...
+
+
+@overload
+def compact(kv: Tensor, indices: Tensor | Integers, *, threads: int = 1) -> Tensor: ...
+
+
+@overload
+def compact(kv: Tensor, indices: Sequence[Any], *, threads: int = 1) -> Tensor | list[Any]: ...
 
 
 def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
