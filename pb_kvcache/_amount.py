@@ -178,7 +178,7 @@ class Amount:
 def _share(name: str, value: Any) -> float:
     share = real(name, value)
     if not 0 < share <= 1:
-        raise ValueError(f"{name} = {value}: must be above 0 and at most 1")
+        raise ValueError(f"{name} = {shown(value)}: must be above 0 and at most 1")
     return share
 
 
@@ -258,11 +258,11 @@ class Curve:
         if beta is not None:
             value = real("beta", beta)
             if not (value > 0.5 and math.isfinite(2 * value)):
-                raise ValueError(f"beta = {beta}: must be finite and greater than 0.5")
+                raise ValueError(f"beta = {shown(beta)}: must be finite and greater than 0.5")
             return cls("pyramid", 2 * value - 1, value)
         value = DEFAULT_RATIO if ratio is None else real("ratio", ratio)
         if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"ratio = {ratio}: must be finite and greater than 0")
+            raise ValueError(f"ratio = {shown(ratio)}: must be finite and greater than 0")
         return cls(form, value)
 
 

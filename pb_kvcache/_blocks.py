@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,11 @@ from ._native import lib
 from ._options import NAN, REDUCE, at_least, choice
 from ._positions import ascending
 from ._tensor import as_numpy, on_other_device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ._types import Positions, Scores
 
 
 def to_blocks(indices: Any, block_size: int) -> Any:
@@ -60,7 +65,7 @@ def to_ranges(indices: Any) -> Any:
     return _each_row("indices", indices, one)
 
 
-def to_mask(indices: Any, n: int) -> Any:
+def to_mask(indices: Any, n: int) -> npt.NDArray[np.bool_]:
     """Return kept positions as a boolean mask: ``(n,)``, or for rows of positions ``(rows, n)``."""
     length = at_least("n", n, 0)
 
@@ -83,6 +88,18 @@ def _each_row(name: str, value: Any, one: Callable[[str, Any], Any]) -> Any:
             raise ValueError(f"{name}: must have 1 or 2 dimensions, not {ndim}")
         nested = ndim == 2
     return [one(f"{name}[{i}]", row) for i, row in enumerate(value)] if nested else one(name, value)
+
+
+@overload
+def block_select(
+    scores: Scores, budget: int, *, block_size: int, window: int, reduce: str = "max", nan: str = "raise"
+) -> Positions: ...
+
+
+@overload
+def block_select(
+    scores: Tensor, budget: int, *, block_size: int, window: int, reduce: str = "max", nan: str = "raise"
+) -> Tensor: ...
 
 
 def block_select(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import numbers
 import operator
 from typing import Any
@@ -89,7 +90,7 @@ def natural(name: str, value: Any) -> int:
 
 
 def real(name: str, value: Any) -> float:
-    """Return `value` as a double.
+    """Return `value` as a double: a real number of any type, or an array or tensor of no dimensions that holds one.
 
     Raises
     ------
@@ -98,11 +99,14 @@ def real(name: str, value: Any) -> float:
     ValueError
         For a number beyond the doubles.
     """
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+    number = value
+    if getattr(value, "ndim", None) == 0 and not isinstance(value, np.generic):
+        number = plain_array(name, value, "real numbers")[()]
+    if isinstance(number, (bool, np.bool_)) or not isinstance(number, (numbers.Real, decimal.Decimal)):
         raise TypeError(f"{name} = {shown(value)}: must be a real number, not {type(value).__name__}")
     try:
-        return float(value)
-    except (OverflowError, TypeError):
+        return float(number)
+    except (OverflowError, TypeError, ValueError):  # ValueError: a signalling NaN of Decimal
         raise ValueError(f"{name} = {shown(value)}: must fit a double") from None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -11,6 +11,19 @@ from ._calls import OK, ScoreRows, floats, words
 from ._native import lib
 from ._options import NAN, at_least, choice
 from ._tensor import on_other_device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ._types import Positions, Scores
+
+
+@overload
+def select_top(scores: Scores, k: int, *, nan: str = "raise") -> Positions: ...
+
+
+@overload
+def select_top(scores: Tensor, k: int, *, nan: str = "raise") -> Tensor: ...
 
 
 def select_top(scores: Any, k: int, *, nan: str = "raise") -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,31 @@ from ._options import at_least
 from ._positions import ascending_rows
 from ._tensor import NATIVE_DEVICES, dense, is_torch, on_other_device, plain_array, torch_module
 from ._threads import in_threads
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ._types import Integers
+
+_Element = TypeVar("_Element", bound=np.generic)
+
+
+@overload
+def compact(kv: npt.NDArray[_Element], indices: Integers, *, threads: int = 1) -> npt.NDArray[_Element]: ...
+
+
+@overload
+def compact(
+    kv: npt.NDArray[_Element], indices: Sequence[Any], *, threads: int = 1
+) -> npt.NDArray[_Element] | list[Any]: ...
+
+
+@overload
+def compact(kv: Tensor, indices: Tensor | Integers, *, threads: int = 1) -> Tensor: ...
+
+
+@overload
+def compact(kv: Tensor, indices: Sequence[Any], *, threads: int = 1) -> Tensor | list[Any]: ...
 
 
 def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
@@ -32,7 +57,8 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
         What :func:`select` returned: ``(kv_heads, kept)`` ascending positions, one vector per head, or a batch of
         either.
     threads
-        Heads are divided among so many threads.
+        Heads are divided among so many threads. An interrupt (Ctrl-C) is raised when all rows have moved, or before the
+        first has: `kv` is never left half compacted. On another device it may be.
 
     Returns
     -------
@@ -78,7 +104,7 @@ def compact(kv: Any, indices: Any, *, threads: int = 1) -> Any:
             for struct, (rows, counts) in zip(structs, kept, strict=True)
             for first, end in ranges
         ]
-        in_threads(jobs, threads)
+        in_threads(jobs, threads, whole=True)
     fronts = [_front(one, counts) for one, (_, counts) in zip(sequences, kept, strict=True)]
     if not batched:
         return fronts[0]
@@ -137,6 +163,8 @@ class _Memory:
 
     def disjoint(self) -> bool:
         """Tell whether no two rows share a byte. That holds for every transposed or sliced whole array."""
+        if 0 in self.shape:
+            return True
         extent = self.shape[-1] * self.size
         axes = zip(self.shape[:-1], map(abs, self.strides[:-1]), strict=True)
         for length, stride in sorted(axes, key=lambda axis: axis[1]):

@@ -138,7 +138,10 @@ def _parse(content: dict[str, Any]) -> ModelConfig:
 def _windows(text: dict[str, Any], family: _Family, layers: int) -> tuple[int | None, ...]:
     """Return each layer's sliding window."""
     window = _optional(text, "sliding_window", family.window)
-    if family.sliding == "deep" and not text.get("use_sliding_window", False):
+    slides_at_all = text.get("use_sliding_window")
+    if slides_at_all is not None and not isinstance(slides_at_all, bool):
+        raise ValueError(f"use_sliding_window = {slides_at_all!r}: must be true or false")
+    if family.sliding == "deep" and not slides_at_all:
         window = None
     kinds = text.get("layer_types")
     if kinds is not None:

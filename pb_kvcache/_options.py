@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ._checks import UINT32_MAX, integer, shown
+from ._checks import UINT32_MAX, integer, real, shown
 from ._native import lib
 
 _T = TypeVar("_T")
@@ -78,16 +78,11 @@ def logit_scale(value: Any) -> float:
     TypeError, ValueError
         For anything that is not a number, or is not finite and greater than 0 in float32.
     """
-    if isinstance(value, (str, bytes, bool)):
-        raise TypeError(f"scale = {value!r}: must be a number, not {type(value).__name__}")
-    try:
-        number = float(value)
-    except TypeError:
-        raise TypeError(f"scale = {value!r}: must be a number, not {type(value).__name__}") from None
+    number = real("scale", value)
     with np.errstate(over="ignore", under="ignore"):
         rounded = float(np.float32(number))
     if not 0.0 < rounded < math.inf:
-        raise ValueError(f"scale = {value!r}: must be finite and greater than 0 in float32")
+        raise ValueError(f"scale = {shown(value)}: must be finite and greater than 0 in float32")
     return rounded
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -11,6 +11,19 @@ from ._calls import OK, ScoreRows, floats, scratch, workspace_size
 from ._native import lib
 from ._options import NAN, POOLING, choice, kernel_size
 from ._tensor import on_other_device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ._types import Scores
+
+
+@overload
+def pool_scores(scores: Scores, kernel: int = 7, pooling: str = "max", *, nan: str = "raise") -> Scores: ...
+
+
+@overload
+def pool_scores(scores: Tensor, kernel: int = 7, pooling: str = "max", *, nan: str = "raise") -> Tensor: ...
 
 
 def pool_scores(scores: Any, kernel: int = 7, pooling: str = "max", *, nan: str = "raise") -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -11,6 +11,20 @@ from ._options import NAN, REDUCE, at_least, choice, logit_scale
 from ._score import window_scores
 from ._tensor import View, is_torch, on_other_device, torch_module
 from ._threads import in_threads
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from typing_extensions import Unpack
+
+    from ._types import Array, ProductOptions, Scores
+
+
+@overload
+def scores_from_qk(q: Array, k: Array, **options: Unpack[ProductOptions]) -> Scores: ...
+
+
+@overload
+def scores_from_qk(q: Tensor, k: Tensor, **options: Unpack[ProductOptions]) -> Tensor: ...
 
 
 def scores_from_qk(

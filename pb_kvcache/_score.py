@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,12 @@ from ._options import NAN, REDUCE, at_least, choice, logit_scale
 from ._shapes import AttentionShape
 from ._tensor import View, give, on_other_device
 from ._threads import in_threads
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from typing_extensions import Unpack
+
+    from ._types import Array, ScoreOptions, Scores
 
 
 class Attention:
@@ -120,6 +126,14 @@ def run_parts(jobs: list[tuple[Part, Callable[[], int]]], threads: int) -> None:
     for status, (part, _) in zip(statuses, jobs, strict=True):
         if status != OK:
             raise part.refusal(status)
+
+
+@overload
+def window_scores(attn: Array, *, num_kv_heads: int, **options: Unpack[ScoreOptions]) -> Scores: ...
+
+
+@overload
+def window_scores(attn: Tensor, *, num_kv_heads: int, **options: Unpack[ScoreOptions]) -> Tensor: ...
 
 
 def window_scores(

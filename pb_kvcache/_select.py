@@ -12,8 +12,8 @@ positions, or tensors with int64 positions on the tensor's device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,58 @@ from ._score import Attention, Part, run_parts
 from ._shapes import by_head, prompt_length
 from ._tensor import give, on_other_device
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from typing_extensions import Unpack
+
+    from ._types import Array, ChooseOptions, PerHead, Positions, Scores, SelectOptions
+
+
+@overload
+def select(
+    attn: Array, budget: int, *, num_kv_heads: int, window: int, valid: None = None, **options: Unpack[SelectOptions]
+) -> Positions: ...
+
+
+@overload
+def select(
+    attn: Array, budget: int, *, num_kv_heads: int, window: int, valid: Any, **options: Unpack[SelectOptions]
+) -> Positions | list[Positions]: ...
+
+
+@overload
+def select(
+    attn: Array, budget: PerHead, *, num_kv_heads: int, window: int, valid: Any = None, **options: Unpack[SelectOptions]
+) -> list[Any]: ...
+
+
+@overload
+def select(
+    attn: Tensor, budget: int, *, num_kv_heads: int, window: int, valid: None = None, **options: Unpack[SelectOptions]
+) -> Tensor: ...
+
+
+@overload
+def select(
+    attn: Tensor, budget: int, *, num_kv_heads: int, window: int, valid: Any, **options: Unpack[SelectOptions]
+) -> Tensor | list[Tensor]: ...
+
+
+@overload
+def select(
+    attn: Tensor,
+    budget: PerHead,
+    *,
+    num_kv_heads: int,
+    window: int,
+    valid: Any = None,
+    **options: Unpack[SelectOptions],
+) -> list[Any]: ...
+
 
 def select(
     attn: Any,
-    budget: int | Sequence[int],
+    budget: int | PerHead,
     *,
     num_kv_heads: int,
     window: int,
@@ -142,9 +190,25 @@ def select(
     return [give(rows, torch) for rows in columns]
 
 
+@overload
+def select_from_scores(scores: Scores, budget: int, window: int, **options: Unpack[ChooseOptions]) -> Positions: ...
+
+
+@overload
+def select_from_scores(scores: Scores, budget: PerHead, window: int, **options: Unpack[ChooseOptions]) -> list[Any]: ...
+
+
+@overload
+def select_from_scores(scores: Tensor, budget: int, window: int, **options: Unpack[ChooseOptions]) -> Tensor: ...
+
+
+@overload
+def select_from_scores(scores: Tensor, budget: PerHead, window: int, **options: Unpack[ChooseOptions]) -> list[Any]: ...
+
+
 def select_from_scores(
     scores: Any,
-    budget: int | Sequence[int],
+    budget: int | PerHead,
     window: int,
     *,
     kernel: int = 7,

@@ -9,7 +9,6 @@ torch is not imported here. :func:`pb_kvcache._tensor.torch_module` says why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._options import NAN, POOLING, REDUCE, at_least, choice, head_budgets, kernel_size, logit_scale, not_finite
@@ -18,6 +17,8 @@ from ._tensor import torch_module
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ._types import PerHead
 
 
 def window_scores(
@@ -126,7 +127,7 @@ def select_top(scores: Tensor, k: int, *, nan: str = "raise") -> Tensor:
 
 def select_from_scores(
     scores: Tensor,
-    budget: int | Sequence[int],
+    budget: int | PerHead,
     window: int,
     *,
     kernel: int = 7,
@@ -164,7 +165,7 @@ def select_from_scores(
 
 def select(
     attn: Tensor,
-    budget: int | Sequence[int],
+    budget: int | PerHead,
     *,
     num_kv_heads: int,
     window: int,

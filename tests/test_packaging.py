@@ -94,3 +94,38 @@ def test_a_source_tree_that_is_not_compiled_says_what_to_do(tmp_path: Path, run:
     done = run(sys.executable, "-S", "-c", "import pb_kvcache", status=1, cwd=tmp_path / "source")
     assert "has no compiled module" in done.stderr
     assert "pip install -e ." in done.stderr
+
+
+def test_an_old_setuptools_is_told_which_one_is_needed(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "setuptools.py").write_text('__version__ = "65.5.0"\n')
+    script = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2])"
+    done = run(sys.executable, "-c", script, tmp_path, ROOT / "setup.py", status=1)
+    assert "needs setuptools 77 or newer, here is 65.5.0" in done.stderr
+    assert "--no-build-isolation" in done.stderr
+
+
+def test_what_a_build_and_the_tests_leave_is_ignored_by_git(tmp_path: Path, run: Run) -> None:
+    if not (ROOT / ".gitignore").exists():
+        pytest.skip("the sdist has no .gitignore")
+    run("git", "init", "-q", tmp_path)
+    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+    left = [
+        "pb_kvcache/_native.abi3.so",
+        "pb_kvcache/_native.cpython-313t-x86_64-linux-gnu.so",
+        "pb_kvcache/_native.pypy311-pp73-darwin.so",
+        "pb_kvcache/_native.cp310-win_amd64.pyd",
+        "pb_kvcache/_native.c",
+        "pb_kvcache/_native.o",
+        "pb_kvcache/_native.obj",
+        "pb_kvcache/__pycache__/_policy.cpython-311.pyc",
+        "pb_kvcache.egg-info/PKG-INFO",
+        "csrc/status.o",
+        "build/temp.linux-x86_64-cpython-311/csrc/status.o",
+        "dist/pb_kvcache-0.1.0.tar.gz",
+        ".coverage",
+        "Release/_native.lib",
+    ]
+    for name in left:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert run("git", "status", "--short", cwd=tmp_path).stdout.split() == ["??", ".gitignore"]
