@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -73,7 +75,39 @@ def test_a_pyramid_of_ratio_one_is_uniform_snapkv(default: Results) -> None:
     for budget in default.budgets:
         reports = {r.policy: r for r in default.at(budget)}
         for one, other in zip(reports["snapkv"].per_layer, reports["pyramidkv:1"].per_layer, strict=True):
-            assert dataclasses.replace(one, policy_bytes=0) == dataclasses.replace(other, policy_bytes=0)
+            assert one == other
+
+
+def test_every_policy_is_timed_as_an_object_a_layer_and_as_a_stack_where_there_is_one(
+    default: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(default.reports) == len(default.stacks)
+    for report, stack in zip(default.reports, default.stacks, strict=True):
+        assert default.stack_of(report) is stack
+        assert (stack is not None) == report.policy.startswith(("snapkv", "pyramidkv"))
+        if stack is not None:
+            assert stack.policy_seconds > 0
+            assert (stack.policy, stack.budget) == (report.policy, report.budget)
+            assert stack.retained_mass == report.retained_mass
+            assert np.array_equal(stack.resident_after, report.resident_after)
+            for one, other in zip(report.per_layer, stack.per_layer, strict=True):
+                assert dataclasses.replace(one, policy_bytes=0) == dataclasses.replace(other, policy_bytes=0)
+    driven: list[str] = []
+
+    def spy(trace: object, made: object, *arguments: object, **options: Any) -> object:
+        driven.append(f"{options['name']}: {'stack' if isinstance(made, PyramidStack) else type(made(0)).__name__}")
+        return replay(trace, made, *arguments, **options)
+
+    monkeypatch.setattr(bench, "replay", spy)
+    bench.run(traces.funnel(2, 40), [12], ["full", "tova", "snapkv", "pyramidkv:3"])
+    assert driven == [
+        "full: FullCache",
+        "tova: TOVA",
+        "snapkv: SnapKV",
+        "snapkv: stack",
+        "pyramidkv:3: SnapKV",
+        "pyramidkv:3: stack",
+    ]
 
 
 def test_more_memory_retains_more_and_nothing_retains_more_than_all(default: Results) -> None:
@@ -193,7 +227,9 @@ def test_the_benchmark_runs_a_plan_at_its_own_budget(tmp_path: Path) -> None:
         uniform, planned = results.at(budget)
         assert [layer.budget for layer in planned.per_layer] == made.budgets.tolist()
         stack = PyramidStack(4, recent_window=bench.recent_window(budget), plan=made)
-        assert planned.per_layer == replay(trace, stack, budget).per_layer
+        together = results.stack_of(planned)
+        assert together is not None
+        assert together.per_layer == replay(trace, stack, budget).per_layer
         assert planned.peak_resident == uniform.peak_resident
     assert label(policy) == "SnapKV, p.json"
     assert any("SnapKV, p.json against uniform" in sentence for sentence in findings(results))
@@ -262,6 +298,103 @@ def test_jobs_measure_the_same(quick: Results, tmp_path: Path) -> None:
     assert measured(one) == measured(two)
 
 
+def killed(source: object, checksum: int, task: tuple[str, object, object]) -> Any:
+    """Do a run, or end this process as the system does where memory is short."""
+    if task[0] == "h2o":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return REPLAY(source, checksum, task)
+
+
+def starved(source: object, checksum: int, task: tuple[str, object, object]) -> Any:
+    """Do a run whose policy finds no memory."""
+
+    def fail(*arguments: object) -> None:
+        raise MemoryError("Unable to allocate 1 PiB")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "_make", fail)
+        return REPLAY(source, checksum, task)
+
+
+class Unreadable(traces.Trace):
+    """A trace that reaches no other process."""
+
+    def rows(self, step: int) -> np.ndarray:
+        return np.zeros((1, step), np.float32)
+
+    def __setstate__(self, state: object) -> None:
+        raise AttributeError("no such trace here")
+
+
+REPLAY = bench._replay
+JOBS = ["bench", "--trace", "funnel-flat", "--budgets", "20%", "--policies", "tova,h2o,snapkv", "--jobs"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process")
+def test_a_worker_that_is_killed_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("joblib", reason="needs the bench extra")
+    monkeypatch.setattr(bench, "_replay", killed)
+    assert cli.main([*JOBS, "2"]) == 2
+    captured = capsys.readouterr()
+    assert re.fullmatch(
+        r"pb-kvcache: jobs = 2: a worker process was ended, .* with [01] of 3 runs done and the run of (tova|h2o) at "
+        r"205 positions a layer next\. Fewer jobs take less memory, and jobs = 1 needs no workers\n",
+        captured.err,
+    )
+    assert captured.out == ""
+
+
+def test_a_trace_that_workers_cannot_read_is_not_blamed_on_memory() -> None:
+    pytest.importorskip("joblib", reason="needs the bench extra")
+    with pytest.raises(RuntimeError, match="un-serialize"):
+        bench.run(Unreadable("unreadable", 1, 20), [5], ["tova", "h2o"], jobs=2)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_run_that_finds_no_memory_is_named(
+    jobs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("joblib", reason="needs the bench extra")
+    monkeypatch.setattr(bench, "_replay", starved)
+    assert cli.main([*JOBS, jobs]) == 2
+    assert re.fullmatch(
+        r"pb-kvcache: the run of (tova|h2o) at 205 positions a layer: not enough memory\. Fewer jobs take less\. "
+        r"Unable to allocate 1 PiB\n",
+        capsys.readouterr().err,
+    )
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_a_trace_that_changes_between_runs_is_read_once_or_refused(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("joblib", reason="needs the bench extra")
+    path = tmp_path / "t.npz"
+    original, first = bench._tasks, traces.funnel(2, 60)
+
+    def changed(*arguments: Any) -> Any:  # after the trace was first read, and before the first run
+        if change == "removed":
+            path.unlink()
+        else:
+            traces.save(path, traces.funnel(2, 60, seed=9))
+        return original(*arguments)
+
+    monkeypatch.setattr(bench, "_tasks", changed)
+    arguments = ["bench", "--trace", str(path), "--budgets", "20%", "--policies", "tova,snapkv", "--jobs"]
+    traces.save(path, first)
+    assert cli.main([*arguments, "1"]) == 0
+    capsys.readouterr()
+    traces.save(path, first)
+    assert cli.main([*arguments, "2"]) == 2
+    said = {
+        "removed": f"pb-kvcache: {path}: No such file or directory\n",
+        "replaced": f"pb-kvcache: {path}: is not the file any more that it was when the benchmark began\n",
+    }
+    assert capsys.readouterr().err == said[change]
+
+
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed")
 def test_jobs_go_to_a_dask_cluster_that_the_caller_set_up(quick: Results) -> None:
     joblib = pytest.importorskip("joblib", reason="needs the bench extra")
@@ -293,6 +426,10 @@ def test_the_command_prints_a_table_a_budget(capsys: pytest.CaptureFixture[str],
     for name in ("full cache", "TOVA", "PyramidKV 4"):
         assert len(re.findall(rf"^{name}  ", out, re.MULTILINE)) == 2
     assert max(len(line) for line in out.splitlines()) <= 120
+    assert len(re.findall(r"policy memory +time a step +in a stack$", out, re.MULTILINE)) == 2
+    assert len(re.findall(r"^TOVA .* \d+ µs +-$", out, re.MULTILINE)) == 2
+    assert len(re.findall(r"^PyramidKV 4 .* \d+ µs +\d+ µs$", out, re.MULTILINE)) == 2
+    assert "Time a step: on_decode_step and evict of all layers, an object for each layer" in " ".join(out.split())
 
 
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,6 +440,9 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(document["runs"][1]["per_layer"]) == 30
     assert document["metadata"]["model"]["licence"] == "Apache-2.0"
     assert document["machine"]["numpy"] == np.__version__
+    for member in document["runs"]:
+        assert set(member["stack"]) == {"policy_bytes", "policy_seconds", "seconds"}
+        assert member["policy_seconds"] > 0 < member["stack"]["policy_seconds"]
 
 
 def test_the_command_writes_a_report_and_says_how_to_make_it_again(

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from .._policies import label, policy_names
 from ..lab import bench, page, traces
-from ..lab.findings import findings, layers, size
+from ..lab.findings import TIMES, findings, layers, size, step_time
 from ._output import console, print_json, print_table, say
 
 
@@ -138,6 +138,7 @@ def show(results: bench.Results) -> None:
         target.print()
         print_table(table(results, budget))
     target.print()
+    target.print(TIMES, highlight=False)
     for sentence in findings(results):
         target.print(sentence, highlight=False)
 
@@ -152,7 +153,8 @@ def table(results: bench.Results, budget: int) -> Table:
         f"{budget * results.num_layers} in all, recent window {bench.recent_window(budget)}",
     )
     rows.add_column("policy")
-    for title in ("mass", "worst layer", "recall", "peak", "mean", "K/V saved", "policy memory", "time a step"):
+    kept = ("mass", "worst layer", "recall", "peak", "mean", "K/V saved")
+    for title in (*kept, "policy memory", "time a step", "in a stack"):
         rows.add_column(title, justify="right")
     reports = results.at(budget)
     best = max((r.retained_mass for r in reports if r.budget is not None), default=None)
@@ -167,7 +169,8 @@ def table(results: bench.Results, budget: int) -> Table:
             f"{r.mean_resident:.0f}",
             "-" if saved is None else size(saved),
             size(r.policy_bytes),
-            f"{1e6 * r.policy_seconds / r.steps:.0f} µs",
+            step_time(r),
+            step_time(results.stack_of(r)),
             style="bold" if r.budget is not None and r.retained_mass == best else None,
         )
     return rows

@@ -20,16 +20,19 @@ import itertools
 import os
 import platform
 import re
+import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .. import LayerPlan, __version__
+from .. import LayerPlan, Policy, PyramidStack, SnapKV, __version__
 from .._checks import integer, uint32
-from .._policies import Made, Setting, find, policy_names, ratio_of, recent_window
+from .._policies import Setting, find, policy_names, ratio_of, recent_window
 from .._text import read_json
 from . import traces
 from .replay import ReplayReport, replay
@@ -84,18 +87,46 @@ def _mean(layers: LayerPlan) -> int:
 _Task = tuple[str, Setting, "LayerPlan | None"]
 
 
-def _make(task: _Task) -> Made:
-    """Return what :func:`pb_kvcache.lab.replay.replay` drives."""
+#: What a run measured: of an object for each layer, and of a stack where there is one.
+_Run = tuple[ReplayReport, "ReplayReport | None"]
+
+
+def _make(task: _Task) -> tuple[Callable[[int], Policy], PyramidStack | None]:
+    """Return what makes each layer's object, and a new stack that keeps the same where a stack can."""
     policy, setting, layers = task
-    return find(policy)[0].make(setting, ratio_of(policy) if layers is None else layers)
+    row, _ = find(policy)
+    scoring = (setting.recent_window, setting.obs_window, setting.pool_kernel)
+    made = row.make(setting, ratio_of(policy) if layers is None else layers)
+    if isinstance(made, PyramidStack):
+        budgets = made.budgets.tolist()
+        return lambda layer: SnapKV(budgets[layer], *scoring), made
+    if row.kind is SnapKV:
+        return made, PyramidStack(setting.num_layers, setting.budget, 1, *scoring)
+    return made, None
 
 
-def _replay(source: Trace | str, task: _Task) -> ReplayReport:
+def _replay(source: Trace | str, checksum: int, task: _Task) -> _Run:
     """Do one run. At the top level, so that other processes find it."""
     policy, setting, _ = task
-    trace = source if isinstance(source, Trace) else _named(source, _stamp(source))
-    budget = setting.budget if find(policy)[0].bounded else None
-    return replay(trace, _make(task), budget, name=policy)
+    try:
+        if isinstance(source, Trace):
+            trace = source
+        else:
+            trace, found = _named(source, _stamp(source))
+            if found != checksum:
+                raise ValueError(f"{source}: is not the file any more that it was when the benchmark began")
+        budget = setting.budget if find(policy)[0].bounded else None
+        layers, stack = _make(task)
+        apart = replay(trace, layers, budget, name=policy)
+        return apart, None if stack is None else replay(trace, stack, budget, name=policy)
+    except MemoryError as error:
+        raise MemoryError(f"{_called(task)}: not enough memory. Fewer jobs take less. {error}".rstrip()) from error
+
+
+def _called(task: _Task) -> str:
+    """Return a run's name for messages."""
+    policy, setting, _ = task
+    return f"the run of {policy}" + (f" at {setting.budget} positions a layer" if find(policy)[0].bounded else "")
 
 
 def _stamp(source: str) -> tuple[int, int] | None:
@@ -106,9 +137,12 @@ def _stamp(source: str) -> tuple[int, int] | None:
 
 
 @functools.lru_cache(maxsize=1)
-def _named(source: str, stamp: tuple[int, int] | None) -> Trace:
-    """Return a trace, kept for the next run of this process: reading it takes as long as two runs."""
-    return traces.named(source)
+def _named(source: str, stamp: tuple[int, int] | None) -> tuple[Trace, int]:
+    """Return a trace and its file's checksum, kept for the next run of this process: reading takes as long as two runs.
+
+    The checksum is 0 where there is no file. The stamp tells a file from an earlier one of its name.
+    """
+    return traces.named(source), 0 if source in traces.names() else zlib.crc32(Path(source).read_bytes())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,12 +160,20 @@ class Results:
     #: Of SnapKV and the pyramids.
     obs_window: int
     pool_kernel: int
-    #: The full cache's, then each budget's, the policies of each in the order given.
+    #: The full cache's, then each budget's, the policies of each in the order given. An object for each layer, so that
+    #: the policies' times and memory are of the same kind.
     reports: tuple[ReplayReport, ...]
+    #: In the same order, the same run through a :class:`pb_kvcache.PyramidStack`, or None where a policy has no stack.
+    #: It keeps the same positions. Its times and memory are its own.
+    stacks: tuple[ReplayReport | None, ...]
 
     def at(self, budget: int) -> list[ReplayReport]:
         """Return the reports at one budget, and the full cache's."""
         return [report for report in self.reports if report.budget in (None, budget)]
+
+    def stack_of(self, report: ReplayReport) -> ReplayReport | None:
+        """Return the same run through a stack. None: the policy has no stack."""
+        return next(stack for one, stack in zip(self.reports, self.stacks, strict=True) if one is report)
 
     def saved(self, report: ReplayReport) -> int | None:
         """Return how many bytes of K and V the model does not have to hold at its peak, against keeping everything."""
@@ -151,8 +193,18 @@ class Results:
             "obs_window": self.obs_window,
             "pool_kernel": self.pool_kernel,
             "machine": machine(),
-            "runs": [report.to_dict() | {"kv_bytes_saved": self.saved(report)} for report in self.reports],
+            "runs": [
+                report.to_dict() | {"kv_bytes_saved": self.saved(report), "stack": _times(stack)}
+                for report, stack in zip(self.reports, self.stacks, strict=True)
+            ],
         }
+
+
+def _times(stack: ReplayReport | None) -> dict[str, float] | None:
+    """Return what a stack's run has of its own."""
+    if stack is None:
+        return None
+    return {name: getattr(stack, name) for name in ("policy_bytes", "policy_seconds", "seconds")}
 
 
 def machine() -> dict[str, str | int | None]:
@@ -217,10 +269,11 @@ def run(
         Positions per layer on average: numbers, or parts of the trace's length such as ``"20%"``. None: what the plans
         among the policies have, or `BUDGETS` where there are no plans.
     policies
-        Names, as :func:`policy_names` lists them. ``full`` keeps everything. ``pyramidkv:RATIO`` is a
-        :class:`pb_kvcache.PyramidStack` on a :func:`pb_kvcache.plan` of that ratio, so that its total is the same to
-        the position. ``plan:FILE`` is a stack on a plan from a file (:func:`read_plans`), at the plan's own budget.
-        Every policy that has a recent window gets :func:`recent_window` of the budget.
+        Names, as :func:`policy_names` lists them. ``full`` keeps everything. ``pyramidkv:RATIO`` is SnapKV on a
+        :func:`pb_kvcache.plan` of that ratio, so that its total is the same to the position. ``plan:FILE`` is SnapKV on
+        a plan from a file (:func:`read_plans`), at the plan's own budget. Every policy that has a recent window gets
+        :func:`recent_window` of the budget. Every policy is an object for each layer. SnapKV and the pyramids run a
+        second time in a :class:`pb_kvcache.PyramidStack`, for its time and memory.
     obs_window, pool_kernel
         Of SnapKV and the pyramids, as in :class:`pb_kvcache.SnapKV`.
     jobs
@@ -234,6 +287,10 @@ def run(
     ------
     ImportError
         `jobs` is not 1, and joblib is not there. The message names the extra.
+    ChildProcessError
+        A worker process ended before its run was done.
+    MemoryError
+        A run had not enough. The message names it.
     TypeError, ValueError, OSError
         An unknown trace or policy (the message lists the known ones), or a budget that a policy cannot have.
     """
@@ -243,7 +300,7 @@ def run(
     source: Trace | str = trace if isinstance(trace, Trace) else os.fspath(trace)
     if isinstance(source, str) and source not in traces.names() and os.path.exists(source):  # noqa: PTH110
         source = os.path.abspath(source)  # noqa: PTH100 - another process may have another working directory
-    loaded = source if isinstance(source, Trace) else _named(source, _stamp(source))
+    loaded, checksum = (source, 0) if isinstance(source, Trace) else _named(source, _stamp(source))
     plans = _plans(policies)
     if budgets is None:
         budgets = sorted(set().union(*plans.values())) or BUDGETS
@@ -254,11 +311,12 @@ def run(
     scoring = (uint32("obs_window", obs_window), uint32("pool_kernel", pool_kernel))
     everything = Setting(loaded.num_layers, loaded.length, loaded.length, *scoring)
     tasks = _tasks(names, numbers, plans, everything)
-    reports = []
-    for report in _reports(source, tasks, integer("jobs", jobs)):
-        reports.append(report)
+    runs = []
+    # In this process the trace is read once: what becomes of its file later does not matter.
+    for done in _runs(loaded if jobs == 1 else source, checksum, tasks, integer("jobs", jobs)):
+        runs.append(done)
         if progress is not None:
-            progress(len(reports), len(tasks))
+            progress(len(runs), len(tasks))
     return Results(
         trace=loaded.name,
         num_layers=loaded.num_layers,
@@ -269,7 +327,8 @@ def run(
         policies=names,
         obs_window=obs_window,
         pool_kernel=pool_kernel,
-        reports=tuple(reports),
+        reports=tuple(apart for apart, _ in runs),
+        stacks=tuple(stack for _, stack in runs),
     )
 
 
@@ -299,18 +358,16 @@ def _tasks(
             has = ", ".join(map(str, plans[policy]))
             raise ValueError(f"policy = {policy!r}: has no plan of {budget} positions a layer, only of {has}")
         task = (policy, dataclasses.replace(everything, budget=budget), layers)
-        made = _make(task)
-        if callable(made):
-            made(0)
+        _make(task)[0](0)
         tasks.append(task)
     return tasks
 
 
-def _reports(source: Trace | str, tasks: list[_Task], jobs: int) -> Iterator[ReplayReport]:
-    """Yield the reports in the order of the tasks."""
+def _runs(source: Trace | str, checksum: int, tasks: list[_Task], jobs: int) -> Iterator[_Run]:
+    """Yield what the runs measured, in the order of the tasks."""
     if jobs == 1:
         for task in tasks:
-            yield _replay(source, task)
+            yield _replay(source, checksum, task)
         return
     if jobs == 0:
         raise ValueError("jobs = 0: must be 1 or more, or negative to count from the number of cores down")
@@ -320,4 +377,21 @@ def _reports(source: Trace | str, tasks: list[_Task], jobs: int) -> Iterator[Rep
         raise ImportError("jobs other than 1 need joblib: pip install 'pb-kvcache[bench]'") from error
     # joblib starts as many processes as it is told to, even where there is no work for them.
     parallel = joblib.Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator")
-    yield from parallel(joblib.delayed(_replay)(source, task) for task in tasks)
+    done = 0
+    try:
+        for run in parallel(joblib.delayed(_replay)(source, checksum, task) for task in tasks):
+            yield run
+            done += 1
+    except _lost_workers() as error:
+        if error.__cause__ is not None:  # a worker that lives, and could not read what it was sent
+            raise
+        raise ChildProcessError(
+            f"jobs = {jobs}: a worker process was ended, perhaps for lack of memory, with {done} of {len(tasks)} runs "
+            f"done and {_called(tasks[done])} next. Fewer jobs take less memory, and jobs = 1 needs no workers"
+        ) from error
+
+
+def _lost_workers() -> tuple[type[BaseException], ...]:
+    """Return what joblib's backends raise where a worker is gone."""
+    dask = getattr(sys.modules.get("distributed"), "KilledWorker", None)
+    return (BrokenExecutor, *([dask] if dask else []))

@@ -16,7 +16,7 @@ from .._text import printable
 from . import bench
 from ._plots import plots
 from .bench import Results
-from .findings import findings, layers, size
+from .findings import TIMES, findings, layers, size, step_time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,6 +63,7 @@ def page(results: Results, command: str) -> str:
         findings=points,
         figures="\n".join(_figure(*plot) for plot in plots(results)),
         tables=tables,
+        times=_escape(TIMES),
         command=_escape(command),
         machine=_escape(", ".join(f"{key} {value}" for key, value in bench.machine().items())),
     )
@@ -109,7 +110,8 @@ def _table(results: Results, budget: int) -> str:
         ("K and V saved", "bytes at the peak, against keeping everything"),
         ("evictions", "all layers"),
         ("policy memory", "bytes, all layers"),
-        ("policy time", "a step, all layers"),
+        ("time a step", "on_decode_step and evict of all layers, an object for each layer"),
+        ("in a stack", "the same choice through one PyramidStack, where one call serves all layers"),
     )
     reports = results.at(budget)
     rated = [r.retained_mass for r in reports if r.budget is not None]
@@ -126,7 +128,8 @@ def _table(results: Results, budget: int) -> str:
             "" if saved is None else f"{size(saved)} <small>{100 * saved / whole:.0f} %</small>",
             f"{r.evictions:,}",
             size(r.policy_bytes),
-            f"{1e6 * r.policy_seconds / r.steps:.0f} µs",
+            step_time(r),
+            step_time(results.stack_of(r)),
         )
         name = f'<td><i style="background:{colour(r.policy, results.policies)}"></i>{_escape(label(r.policy))}</td>'
         rows.append(f"<tr{' class=best' if best else ''}>{name}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
@@ -203,8 +206,7 @@ li {{ margin: .35rem 0; }}
 {figures}
 <section>
 <h2>All figures</h2>
-<p class="note">Bold: the most retained mass at this budget. Times are of this machine and this run. All else is the
-same at every run.</p>
+<p class="note">Bold: the most retained mass at this budget. {times} All other figures are the same at every run.</p>
 {tables}
 </section>
 <p class="note">Made by <code>{command}</code> with {machine}.</p>
