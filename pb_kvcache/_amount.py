@@ -116,15 +116,15 @@ class Amount:
         Raises
         ------
         TypeError, ValueError
-            A budget that is not an integer of 32 unsigned bits; a total or a memory that is not an integer of 0 or
-            more; a fraction that is not a real number above 0 and at most 1.
+            A budget that is not an integer of 32 unsigned bits. A total or a memory that is not an integer of 0 or
+            more. A fraction that is not a real number above 0 and at most 1.
         """
         name = kind if name is None else name
         return cls(kind, _CHECKS[kind](name, value), name)
 
     @classmethod
     def one_of(cls, arguments: Mapping[Kind, Any]) -> Amount | None:
-        """Check the one argument that is given; None where all of them are None.
+        """Check the one argument that is given. None where all of them are None.
 
         Raises
         ------
@@ -147,11 +147,11 @@ class Amount:
         num_layers
             Layers that share them.
         position_bits
-            Bits of one position in one layer, above 0; a memory needs it.
+            Bits of one position in one layer, above 0. A memory needs it.
         length
-            Positions of the sequence; a fraction needs it.
+            Positions of the sequence. A fraction needs it.
         multiple_of
-            The block size. What a memory holds and a share comes to are rounded down to it; a budget and a total are
+            The block size. What a memory holds and a share comes to are rounded down to it. A budget and a total are
             taken as they are.
         """
         if self.kind == "budget":
@@ -199,9 +199,9 @@ class Curve:
     shape
         A name of :data:`SHAPES`.
     ratio
-        First layer over last, for ``"pyramid"`` and ``"geometric"``; None for the others.
+        First layer over last, for ``"pyramid"`` and ``"geometric"``. None for the others.
     beta
-        The paper's parameter where it was stated; `ratio` follows from it.
+        The paper's parameter where it was stated. `ratio` follows from it.
     weights
         For ``"weights"``: one per layer, float64, shape ``(num_layers,)``, read-only; None for the others.
     """
@@ -222,7 +222,7 @@ class Curve:
         *,
         layer: str = "layer",
     ) -> Curve:
-        """Check what a caller stated; None is not stated.
+        """Check what a caller stated. None is not stated.
 
         The shape is ``"weights"`` where weights are given and ``"pyramid"`` else. The ratio is :data:`DEFAULT_RATIO`
         where no beta is given. `layer` is what has a weight each, in the caller's terms.

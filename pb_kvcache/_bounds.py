@@ -36,7 +36,7 @@ class Bounds:
         Raises
         ------
         TypeError, ValueError
-            A bound that is not an integer of 32 unsigned bits or one per layer; a block size of 0.
+            A bound that is not an integer of 32 unsigned bits or one per layer. A block size of 0.
         """
         return cls(
             _bound("minimum", minimum, num_layers),

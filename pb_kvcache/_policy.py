@@ -87,7 +87,7 @@ class LayerCache:
 
 
 class Policy(LayerCache):
-    """One layer's cache and the rule that keeps it small. Base of all policies; not made directly.
+    """One layer's cache and the rule that keeps it small. Base of all policies. Not made directly.
 
     An instance holds position 0 when it is new and serves one layer of one sequence. It serves one thread at a time:
     a call that comes while another thread's is in progress raises RuntimeError, so threads that share an instance need
@@ -145,16 +145,16 @@ class Policy(LayerCache):
         Parameters
         ----------
         pos
-            The token's absolute position; greater than every kept one.
+            The token's absolute position, greater than every kept one.
         attn
             The weight that each kept position, in ascending order, received from the token: shape ``(len(self),)``,
             finite and >= 0, the model's own attention, not renormalised. A contiguous native float32 array is read in
-            place; anything else is converted once. None: this step was not observed.
+            place. Anything else is converted once. None: this step was not observed.
 
         Raises
         ------
         TypeError
-            `pos` is no integer; `attn` does not hold real numbers.
+            `pos` is no integer. `attn` does not hold real numbers.
         ValueError
             A position that does not ascend; weights of the wrong shape, negative, infinite or NaN.
         CacheFullError
@@ -220,12 +220,12 @@ class Policy(LayerCache):
         Parameters
         ----------
         budget
-            How many positions to keep; None means the effective budget.
+            How many positions to keep. None means the effective budget.
 
         Returns
         -------
         numpy.ndarray
-            The dropped positions, uint32, ascending; empty where there was nothing to drop.
+            The dropped positions, uint32, ascending. Empty where there was nothing to drop.
         """
         if budget is None:
             budget = UINT32_MAX
@@ -271,7 +271,7 @@ class Policy(LayerCache):
         Raises
         ------
         TypeError, ValueError
-            Positions that are not integers, do not ascend or do not fit; weights of the wrong shape or value.
+            Positions that are not integers, do not ascend or do not fit. Weights of the wrong shape or value.
         CacheFullError
             More positions than the capacity.
 
@@ -289,7 +289,7 @@ class Policy(LayerCache):
     def copy(self: _Self) -> _Self:
         """Return an independent cache with the same parameters, kept set and memory of the past.
 
-        Attributes that a subclass has added are the same objects; ``copy.deepcopy`` copies them, too.
+        Attributes that a subclass has added are the same objects. ``copy.deepcopy`` copies them, too.
         """
         twin = type(self).__new__(type(self))  # a subclass may be made from something else than the parameters
         Policy.__init__(twin, **self._params)

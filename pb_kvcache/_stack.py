@@ -27,7 +27,7 @@ _UNPLANNED = ("budget", "pyramid_ratio")
 
 
 class StackLayer(LayerCache):
-    """One layer of a :class:`PyramidStack`, to be read; the stack alone changes it."""
+    """One layer of a :class:`PyramidStack`, to be read. The stack alone changes it."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ class PyramidStack:
     """One cache per layer of a model, each evicting at its own budget (PyramidKV, arXiv 2406.02069).
 
     Every layer is what a :class:`PyramidKV` of its own would be, bit for bit (with `plan`: a :class:`SnapKV` of the
-    layer's planned budget); a stack of one layer is :class:`SnapKV`. One native block holds all of them, one call
+    layer's planned budget). A stack of one layer is :class:`SnapKV`. One native block holds all of them, one call
     takes in a step for all of them, and a step that a single layer refuses changes none. A new stack holds position 0
     in every layer. It serves one sequence, and one thread at a time: a call
     to the stack or one of its layers raises RuntimeError while another thread's is in progress.
@@ -54,11 +54,11 @@ class PyramidStack:
     Parameters
     ----------
     num_layers
-        Layers of the model; greater than 0, at most 65536.
+        Layers of the model, greater than 0 and at most 65536.
     budget
-        Positions kept per layer on average; greater than 0. Not used with `plan`.
+        Positions kept per layer on average, greater than 0. Not used with `plan`.
     pyramid_ratio
-        The first layer's share over the last one's; greater than 0. Not used with `plan`.
+        The first layer's share over the last one's, greater than 0. Not used with `plan`.
     recent_window, obs_window, pool_kernel
         As for :class:`SnapKV`, the same for every layer.
     plan
@@ -71,7 +71,7 @@ class PyramidStack:
     TypeError
         For a parameter that is not an integer, or not integers.
     ValueError
-        For one that breaks a rule above, or does not fit; the message names the parameter (and layer), the value and
+        For one that breaks a rule above, or does not fit. The message names the parameter (and layer), the value and
         the rule.
     MemoryError
         Where the native block cannot be allocated.
@@ -210,18 +210,18 @@ class PyramidStack:
         Parameters
         ----------
         pos
-            The token's absolute position; greater than every kept one of every layer.
+            The token's absolute position, greater than every kept one of every layer.
         attn
             One vector per layer, in layer order: the weight that each position kept by that layer, ascending, received
-            from the token; shape ``(len(layers[l]),)``, finite and >= 0, the model's own attention, not renormalised.
+            from the token, shape ``(len(layers[l]),)``, finite and >= 0, the model's own attention, not renormalised.
             None in place of a vector: that layer was not observed. None in place of all: none was. Where all layers
-            keep equally many, a 2-D array does. Contiguous native float32 arrays are read in place; anything else is
+            keep equally many, a 2-D array does. Contiguous native float32 arrays are read in place. Anything else is
             converted once.
 
         Raises
         ------
         TypeError
-            `pos` is no integer; `attn` does not hold real numbers.
+            `pos` is no integer. `attn` does not hold real numbers.
         ValueError
             A position that does not ascend; not one vector per layer; weights of the wrong shape, negative, infinite
             or NaN.
@@ -262,7 +262,7 @@ class PyramidStack:
                 buffers.append(_NULL)
                 lengths.append(0)
                 continue
-            # An array that can be read as it is; `carray`: contiguous and aligned (and writable, which costs others no
+            # An array that can be read as it is. `carray`: contiguous and aligned (and writable, which costs others no
             # more than the longer check).
             if not (type(row) is np.ndarray and row.dtype is _F32 and row.ndim == 1 and row.flags.carray):
                 row = float32_array(f"attn[{len(buffers)}]", row, 1)
@@ -313,7 +313,7 @@ class PyramidStack:
         Returns
         -------
         list of numpy.ndarray
-            Each layer's dropped positions, uint32, ascending; empty where it had nothing to drop.
+            Each layer's dropped positions, uint32, ascending. Empty where it had nothing to drop.
         """
         turn = self._turn
         try:
@@ -365,7 +365,7 @@ class PyramidStack:
     def peak_resident(self) -> int:
         """The most positions held at once, over all layers, counted after each append and before its eviction.
 
-        What an arena for K and V must hold. Seeding counts; :meth:`reset` starts it anew.
+        What an arena for K and V must hold. Seeding counts. :meth:`reset` starts it anew.
         """
         return in_turn(self, self._turn, lib.pb_kvcache_stack_peak_resident, self._stack)  # type: ignore[no-any-return]
 
@@ -391,7 +391,7 @@ class PyramidStack:
         Raises
         ------
         TypeError, ValueError, CacheFullError
-            As for :meth:`Policy.seed`, and for a layer that does not exist; nothing has changed.
+            As for :meth:`Policy.seed`, and for a layer that does not exist. Nothing has changed.
         """
         number = uint32("layer", layer)
         if number >= self._num_layers:
@@ -406,7 +406,7 @@ class PyramidStack:
     def copy(self) -> PyramidStack:
         """Return an independent stack with the same parameters, kept sets, peak and memory of the past.
 
-        Attributes that a subclass has added are the same objects; ``copy.deepcopy`` copies them, too.
+        Attributes that a subclass has added are the same objects. ``copy.deepcopy`` copies them, too.
         """
         twin = type(self).__new__(type(self))  # a subclass may be made from something else than the parameters
         PyramidStack.__init__(twin, **self._params, plan=None if self._plan is None else self.budgets)
