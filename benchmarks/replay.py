@@ -24,9 +24,9 @@ def main() -> None:
     rounds = [bench.run(trace, ["20%"], policies) for _ in range(ROUNDS)]
     print(f"\n{trace.name}, {trace.num_layers} layers, {trace.steps} steps, {positions('20%', trace.length)} a layer")
     for number, policy in enumerate(policies):
-        for how in ("reports", "stacks"):
-            runs = [getattr(results, how)[number] for results in rounds]
-            reports = [report for report in runs if report is not None]
+        for how, kind in (("objects", "reports"), ("stack", "stacks")):
+            reports = [getattr(results, kind)[number] for results in rounds]
+            reports = [report for report in reports if report is not None]
             if not reports:
                 continue
             own = statistics.median(r.seconds - r.policy_seconds for r in reports)
@@ -34,7 +34,7 @@ def main() -> None:
             rate = statistics.median(r.steps_per_second for r in reports)
             step = 1e6 * theirs / trace.steps
             print(
-                f"  {policy:14} {'objects' if how == 'reports' else 'stack':7}  policies {1e3 * theirs:4.0f} ms ({step:4.0f} µs a step), "
+                f"  {policy:14} {how:7}  policies {1e3 * theirs:4.0f} ms ({step:4.0f} µs a step), "
                 f"replay {1e3 * own:4.0f} ms, {rate:6,.0f} steps/s"
             )
     taken = []

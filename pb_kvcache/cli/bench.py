@@ -25,7 +25,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=(
             "Replay a trace of a model's attention through every policy, all holding the same number of positions over "
             "all layers, and print what they retain and what that costs. Without arguments: the recorded attention of "
-            "SmolLM2-135M-Instruct, 30 layers, at four budgets. That takes a few seconds."
+            "SmolLM2-135M-Instruct, 30 layers, at four budgets. That takes some seconds."
         ),
     )
     parser.add_argument(
