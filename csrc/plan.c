@@ -119,6 +119,19 @@ static inline real real_of(double value)
     return x;
 }
 
+/* The same of an integer. By way of a double, clang turns 0 into -0.0 where rounding is downward. */
+static inline real real_of_integer(uint32_t value)
+{
+    real x = {{(uint64_t)value << 32, 0}, value == 0 ? -1023 : 31};
+    for (int shift = 16; value != 0 && shift > 0; shift /= 2) {
+        if (x.mantissa.high >> (64 - shift) == 0) {
+            x.mantissa.high <<= shift;
+            x.exponent -= shift;
+        }
+    }
+    return x;
+}
+
 static bool is_positive(double value)
 {
     uint64_t bits;
@@ -178,7 +191,7 @@ static void weights_start(weights *w, const pb_kvcache_plan_params *params, size
         w->shape = PB_KVCACHE_PLAN_UNIFORM;
     }
     if (w->shape == PB_KVCACHE_PLAN_PYRAMID) { /* the largest is ratio * last or last */
-        const real largest = real_of((double)w->last);
+        const real largest = real_of_integer(w->last);
         w->ratio = real_of(params->ratio);
         w->exponent = w->ratio.exponent < 0 ? largest.exponent : real_multiply(w->ratio, largest).exponent;
     } else if (w->shape == PB_KVCACHE_PLAN_GEOMETRIC) { /* the largest is ratio or 1 */
@@ -200,8 +213,8 @@ static void weights_start(weights *w, const pb_kvcache_plan_params *params, size
  */
 static uint64_t pyramid_weight(const weights *w, size_t layer)
 {
-    const real first = real_multiply(w->ratio, real_of((double)(w->last - layer))); /* 85 bits: exact */
-    const real second = real_of((double)layer);
+    const real first = real_multiply(w->ratio, real_of_integer(w->last - (uint32_t)layer)); /* 85 bits: exact */
+    const real second = real_of_integer((uint32_t)layer);
     const wide sum = add(halved(first.mantissa, 127 - 92 + w->exponent - first.exponent),
                          halved(second.mantissa, 127 - 92 + w->exponent - second.exponent));
     return halved(sum, 32).low;
