@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import graphlib
+import json
 import os
 import re
 import shutil
@@ -120,6 +121,33 @@ def test_find_package_serves_c_and_cpp(
     run("cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", tmp_path / "build")
     assert run(tmp_path / "build" / "consumer").stdout.endswith(" 513\n")
+
+
+@pytest.mark.parametrize(("build_type", "level"), [(None, "-O3"), ("Release", "-O3"), ("Debug", None)])
+def test_a_parent_project_fetches_optimised_kernels(
+    build_type: str | None, level: str | None, tmp_path: Path, run: Run
+) -> None:
+    (tmp_path / "main.c").write_text(CONSUMER)
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.20)\nproject(consumer LANGUAGES C)\n"
+        "set(CMAKE_EXPORT_COMPILE_COMMANDS ON)\ninclude(FetchContent)\n"
+        f'FetchContent_Declare(pb_kvcache SOURCE_DIR "{ROOT.as_posix()}" SOURCE_SUBDIR csrc)\n'
+        "FetchContent_MakeAvailable(pb_kvcache)\n"
+        "add_executable(consumer main.c)\ntarget_link_libraries(consumer PRIVATE pb_kvcache::pb_kvcache)\n"
+    )
+    chosen = [] if build_type is None else [f"-DCMAKE_BUILD_TYPE={build_type}"]
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", *chosen)
+    commands = json.loads((tmp_path / "build" / "compile_commands.json").read_text())
+    kernels = [entry["command"].split() for entry in commands if entry["file"].endswith("csrc/lanes.c")]
+    assert len(kernels) == 1
+    levels = [word for word in kernels[0] if word.startswith("-O")]
+    assert levels[-1:] == ([] if level is None else [level])
+    run("cmake", "--build", tmp_path / "build", "--parallel", "2")
+    assert run(tmp_path / "build" / "consumer").stdout.endswith(" 513\n")
+
+
+def test_the_licence_is_installed(installed: Path) -> None:
+    assert (installed / "share/licenses/pb_kvcache/LICENSE").read_text() == (ROOT / "LICENSE").read_text()
 
 
 @pytest.mark.parametrize("kind", ["installed", "shared"])

@@ -38,6 +38,7 @@ int main(void)
         if (pb_kvcache_pyramidkv.on_decode_step(cache, pos, attn, kept) != PB_KVCACHE_OK) {
             return 1;
         }
+        /* UINT32_MAX: down to this layer's own budget, not to the average */
         const size_t dropped = pb_kvcache_pyramidkv.evict(cache, UINT32_MAX, victims, 17);
         for (size_t i = 0; i < dropped; ++i) {
             printf("token %2" PRIu32 ": drop position %" PRIu32 "\n", pos, victims[i]);
