@@ -20,10 +20,15 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def run() -> Run:
-    """Run a program: its output as text, and a failure that shows it."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run a program: its output as text, and a failure that shows it.
+
+    In a folder of its own where no `cwd` is given: from the clone Python would find the source tree before the package.
+    """
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
 
     def run_program(*command: object, status: int = 0, **options: object) -> subprocess.CompletedProcess[str]:
+        options.setdefault("cwd", elsewhere)
         done = subprocess.run(
             [str(part) for part in command], capture_output=True, text=True, check=False, timeout=600, **options
         )

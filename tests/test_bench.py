@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
-import os
 import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -298,44 +300,24 @@ def test_jobs_measure_the_same(quick: Results, tmp_path: Path) -> None:
     assert measured(one) == measured(two)
 
 
-def killed(source: object, checksum: int, task: tuple[str, object, object]) -> Any:
-    """Do a run, or end this process as the system does where memory is short."""
-    if task[0] == "h2o":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return REPLAY(source, checksum, task)
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Return the runs that go wrong, in a module that new workers find: those of another test have another path."""
+    loky = pytest.importorskip("joblib.externals.loky", reason="needs the bench extra")
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+    loky.get_reusable_executor().shutdown(wait=True)
+    yield importlib.import_module("bench_faults")
+    loky.get_reusable_executor().shutdown(wait=True)
 
 
-def starved(source: object, checksum: int, task: tuple[str, object, object]) -> Any:
-    """Do a run whose policy finds no memory."""
-
-    def fail(*arguments: object) -> None:
-        raise MemoryError("Unable to allocate 1 PiB")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "_make", fail)
-        return REPLAY(source, checksum, task)
-
-
-class Unreadable(traces.Trace):
-    """A trace that reaches no other process."""
-
-    def rows(self, step: int) -> np.ndarray:
-        return np.zeros((1, step), np.float32)
-
-    def __setstate__(self, state: object) -> None:
-        raise AttributeError("no such trace here")
-
-
-REPLAY = bench._replay
 JOBS = ["bench", "--trace", "funnel-flat", "--budgets", "20%", "--policies", "tova,h2o,snapkv", "--jobs"]
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process")
 def test_a_worker_that_is_killed_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    faults: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("joblib", reason="needs the bench extra")
-    monkeypatch.setattr(bench, "_replay", killed)
+    monkeypatch.setattr(bench, "_replay", faults.killed)
     assert cli.main([*JOBS, "2"]) == 2
     captured = capsys.readouterr()
     assert re.fullmatch(
@@ -346,18 +328,16 @@ def test_a_worker_that_is_killed_is_refused_in_one_line(
     assert captured.out == ""
 
 
-def test_a_trace_that_workers_cannot_read_is_not_blamed_on_memory() -> None:
-    pytest.importorskip("joblib", reason="needs the bench extra")
+def test_a_trace_that_workers_cannot_read_is_not_blamed_on_memory(faults: ModuleType) -> None:
     with pytest.raises(RuntimeError, match="un-serialize"):
-        bench.run(Unreadable("unreadable", 1, 20), [5], ["tova", "h2o"], jobs=2)
+        bench.run(faults.Unreadable("unreadable", 1, 20), [5], ["tova", "h2o"], jobs=2)
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_run_that_finds_no_memory_is_named(
-    jobs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    jobs: str, faults: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("joblib", reason="needs the bench extra")
-    monkeypatch.setattr(bench, "_replay", starved)
+    monkeypatch.setattr(bench, "_replay", faults.starved)
     assert cli.main([*JOBS, jobs]) == 2
     assert re.fullmatch(
         r"pb-kvcache: the run of (tova|h2o) at 205 positions a layer: not enough memory\. Fewer jobs take less\. "
