@@ -139,6 +139,8 @@ import os, signal, sys, threading, time
 import numpy as np
 import pb_kvcache as pb
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a program started in the background ignores it
+
 batch, heads, n, dim = 2, 8, 20000, 64
 keep = np.arange(1, n, 2, dtype=np.uint32)
 indices = np.broadcast_to(keep, (batch, heads, len(keep)))
