@@ -20,6 +20,7 @@ from ._divide import divide
 from ._errors import CacheFullError
 from ._groups import LayerGroup, LayerGroups
 from ._plan import LayerPlan, plan
+from ._plan_file import load_plan, save_plan
 from ._policy import LayerCache, Policy
 from ._pool import pool_scores
 from ._pyramidkv import PyramidKV
@@ -52,10 +53,12 @@ __all__ = [
     "block_select",
     "compact",
     "divide",
+    "load_plan",
     "plan",
     "pool_scores",
     "pyramid_budget",
     "pyramid_budgets",
+    "save_plan",
     "scores_from_qk",
     "select",
     "select_from_scores",

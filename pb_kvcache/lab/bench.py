@@ -32,13 +32,13 @@ import numpy as np
 
 from .. import LayerPlan, Policy, PyramidStack, SnapKV, __version__
 from .._checks import integer, uint32
+from .._plan_file import read_plans
 from .._policies import Setting, find, policy_names, ratio_of, recent_window
-from .._text import read_json
 from . import traces
 from .replay import ReplayReport, replay
 from .traces import Trace
 
-__all__ = ["BUDGETS", "POLICIES", "Results", "policy_names", "read_plans", "recent_window", "run"]
+__all__ = ["BUDGETS", "POLICIES", "Results", "policy_names", "recent_window", "run"]
 
 #: Budgets per layer on average, as parts of the trace's length.
 BUDGETS = ("5%", "10%", "20%", "40%")
@@ -56,26 +56,6 @@ POLICIES = (
     "pyramidkv:4",
     "pyramidkv:1/4",
 )
-
-
-def read_plans(path: str | os.PathLike[str]) -> list[LayerPlan]:
-    """Read the plans of a file: one, as ``pb-kvcache plan --json`` writes, or a list of them.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read.
-    ValueError
-        The file holds something else. The message names the file and what is wrong with it.
-    """
-    try:
-        content = read_json(Path(path).read_bytes())
-        plans = [LayerPlan.from_dict(entry) for entry in (content if isinstance(content, list) else [content])]
-        if not plans:
-            raise ValueError("an empty list")
-    except (ValueError, TypeError) as error:  # no JSON, no plan
-        raise ValueError(f"{os.fspath(path)}: not a plan: {error}") from None
-    return plans
 
 
 def _mean(layers: LayerPlan) -> int:
@@ -271,9 +251,9 @@ def run(
     policies
         Names, as :func:`policy_names` lists them. ``full`` keeps everything. ``pyramidkv:RATIO`` is SnapKV on a
         :func:`pb_kvcache.plan` of that ratio, so that its total is the same to the position. ``plan:FILE`` is SnapKV on
-        a plan from a file (:func:`read_plans`), at the plan's own budget. Every policy that has a recent window gets
-        :func:`recent_window` of the budget. Every policy is an object for each layer. SnapKV and the pyramids run a
-        second time in a :class:`pb_kvcache.PyramidStack`, for its time and memory.
+        a plan from a file (:func:`pb_kvcache.save_plan`), at the plan's own budget. Every policy that has a recent
+        window gets :func:`recent_window` of the budget. Every policy is an object for each layer. SnapKV and the
+        pyramids run a second time in a :class:`pb_kvcache.PyramidStack`, for its time and memory.
     obs_window, pool_kernel
         Of SnapKV and the pyramids, as in :class:`pb_kvcache.SnapKV`.
     jobs

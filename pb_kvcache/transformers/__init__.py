@@ -1,9 +1,8 @@
-"""PyramidKV inside transformers models: every layer holds its own share of the cache (arXiv 2406.02069).
+"""Budgets inside transformers models: every layer holds its own share of the cache (arXiv 2406.02069).
 
->>> from pb_kvcache.transformers import PyramidKVCache, use          # doctest: +SKIP
->>> use(model)                                                       # doctest: +SKIP
->>> cache = PyramidKVCache(model.config, budget=512)                 # doctest: +SKIP
->>> model.generate(**inputs, past_key_values=cache)                  # doctest: +SKIP
+>>> from pb_kvcache.transformers import use                          # doctest: +SKIP
+>>> use(model, budget=512)                                           # doctest: +SKIP
+>>> model.generate(**inputs)                                         # doctest: +SKIP
 
 The prompt is read with full attention. After its attention, each layer keeps the positions that the last queries looked
 at most, as many as its budget says, and frees the rest. Positions stay absolute, so rotary phases stay right. Needs
@@ -21,10 +20,18 @@ except ImportError as _error:
         f"pb_kvcache.transformers needs torch and transformers: pip install 'pb-kvcache[transformers]' ({_error})"
     ) from _error
 
-from ._cache import PyramidKVCache
-from ._report import CacheLayerReport, CacheReport
-from ._use import use
+from ._cache import BudgetedCache, PyramidKVCache
+from ._report import CacheLayerReport, CacheReport, CacheSequenceReport
+from ._use import compressed, use
 
-__all__ = ["CacheLayerReport", "CacheReport", "PyramidKVCache", "use"]
+__all__ = [
+    "BudgetedCache",
+    "CacheLayerReport",
+    "CacheReport",
+    "CacheSequenceReport",
+    "PyramidKVCache",
+    "compressed",
+    "use",
+]
 
 del _torch, _transformers

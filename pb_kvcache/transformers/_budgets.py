@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from .._amount import Amount, Curve, Kind, only_one
 from .._options import POOLING, REDUCE, at_least, choice, kernel_size
 from .._plan import LayerPlan, plan
+from .._plan_file import load_plan
 
 #: Positions per layer where the caller does not say how much.
 _DEFAULT_BUDGET = 512
@@ -32,7 +34,9 @@ class Budgets:
         self,
         num_layers: int,
         *,
+        ranks: int,
         budget: Any,
+        default_ratio: float,
         ratio: Any,
         beta: Any,
         weights: Any,
@@ -67,11 +71,15 @@ class Budgets:
             self.amount = Amount.of("total", int(self.plan.sum()))
             self.curve = Curve("weights", weights=self.plan.astype(np.float64))
         else:
+            if ratio is None and beta is None and weights is None:
+                ratio = default_ratio
             self.curve = Curve.of(num_layers, None, ratio, beta, weights, layer="full-attention layer")
             self.amount = self._check_amount(amounts)
+        self.ranks = ranks  # that the heads of a layer are divided over
+        self.warned_of_gradients = False
         self.failed_layer: int | None = None  # whose attention has not come to its end
         self._decided: dict[int, npt.NDArray[np.int64]] = {}
-        self._position_bytes = 0  # of one position in one layer, one sequence: keys and values of all heads
+        self._position_bytes = 0  # of one position in one layer, one sequence: keys, values, all heads and ranks
         if num_layers and not self.amount.needs_prompt:
             self.nominal()  # an impossible curve is refused now
 
@@ -87,8 +95,13 @@ class Budgets:
         return amount
 
     def _check_plan(self, layer_plan: Any) -> npt.NDArray[np.int64]:
+        if isinstance(layer_plan, (str, os.PathLike)):
+            layer_plan = load_plan(layer_plan)
         if not isinstance(layer_plan, LayerPlan):
-            raise TypeError(f"plan: must be a LayerPlan (pb_kvcache.plan makes one), not {type(layer_plan).__name__}")
+            raise TypeError(
+                "plan: must be a LayerPlan (pb_kvcache.plan makes one) or the path of a plan file, not "
+                f"{type(layer_plan).__name__}"
+            )
         budgets = np.asarray(layer_plan.budgets, np.int64)
         if len(budgets) != self.num_layers:
             raise ValueError(
@@ -106,6 +119,7 @@ class Budgets:
     def measure(self, model_layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take note of what a position costs in bytes. Only `memory` needs it."""
         size = keys.shape[1] * (keys.shape[-1] * keys.element_size() + values.shape[-1] * values.element_size())
+        size *= self.ranks
         if self._position_bytes not in (0, size) and self.amount.kind == "memory":
             raise ValueError(
                 f"memory: layer {model_layer} has {size} bytes a position, an earlier one {self._position_bytes}; "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,27 +14,28 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
+from ._attention import NAMES, not_compiled, plain_implementation
 from ._budgets import Budgets
-from ._layer import PyramidKVLayer
-from ._report import CacheLayerReport, CacheReport
-from ._use import NAMES, plain_implementation
+from ._layer import BudgetedLayer
+from ._probe import facts_of
+from ._report import CacheLayerReport, CacheReport, CacheSequenceReport
 
 if TYPE_CHECKING:
     from .._plan import LayerPlan
 
 _NOT_USED = (
-    "the model's attention never reached PyramidKVCache: call pb_kvcache.transformers.use(model) before the first "
-    "step, then cache.reset(). Where that was done, the model changes keys between its cache and its attention, and "
-    "cannot be served"
+    "the model's attention never reached its compressed cache: call pb_kvcache.transformers.use(model) before the "
+    "first step, then cache.reset(). Where that was done, the model changes keys between its cache and its attention, "
+    "and cannot be served"
 )
 
 
-class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
-    """A cache for transformers models in which every layer keeps its own share of a prompt (arXiv 2406.02069).
+class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
+    """A cache for transformers models in which every layer keeps what its budget says of a prompt.
 
     The prompt is read with full attention. Then each KV head of each layer keeps the last `window` positions and those
-    that the window's queries attended to most, as many as the layer's budget says: many in the first layers, few in
-    the last. The rest is freed, layer by layer while the prompt is read. Positions are never renumbered.
+    that the window's queries attended to most, as many as the layer's budget says. The rest is freed, layer by layer
+    while the prompt is read. Positions are never renumbered.
 
     Layers with a sliding window, and layers without keys and values, stay what they are in ``DynamicCache``. A prompt
     that fits its budgets is not touched, and then the model computes the same as with ``DynamicCache``, bit for bit.
@@ -46,15 +49,16 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
         `memory` and `fraction` is given.
     ratio
         The first layer's share over the last one's, any number above 0. 1 is uniform, below 1 the inverted
-        pyramid. It is 4 where neither `beta` nor `weights` is given.
+        pyramid. Where neither it nor `beta` nor `weights` is given, it is 1, and 4 for :class:`PyramidKVCache`.
     beta
         The paper's parameter instead: the last layer keeps ``budget / beta``.
     weights
         A curve of one's own instead: one positive number per full-attention layer.
     plan
-        What every full-attention layer keeps, from :func:`pb_kvcache.plan`.
+        What every full-attention layer keeps: from :func:`pb_kvcache.plan`, or a file that
+        :func:`pb_kvcache.save_plan` wrote.
     memory
-        Bytes that the kept keys and values of the whole batch may take after the prompt.
+        Bytes that the kept keys and values of the whole batch may take after the prompt, on all ranks together.
     fraction
         Share of the prompt that is kept, above 0 and at most 1, and at least ``window + 1`` positions.
     window
@@ -84,13 +88,16 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
     from a :meth:`copy` of an uncompressed cache, where that matters).
     """
 
+    #: The first layer's share over the last one's where nothing else is asked for.
+    _default_ratio = 1.0
+
     def __init__(
         self,
         config: Any,
         budget: int | None = None,
         ratio: float | None = None,
         beta: float | None = None,
-        plan: LayerPlan | None = None,
+        plan: LayerPlan | str | os.PathLike[str] | None = None,
         *,
         weights: Any = None,
         memory: int | None = None,
@@ -108,18 +115,27 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
             raise TypeError(f"config: must be a model's config, not {type(config).__name__}")
         text = config.get_text_config(decoder=True)
         if config.is_encoder_decoder or getattr(text, "is_encoder_decoder", False):
-            raise ValueError("config: is of an encoder-decoder model; PyramidKVCache serves decoder-only models")
-        if getattr(text, "num_kv_shared_layers", 0) or getattr(text, "kv_sharing_modes", None):
+            raise ValueError(
+                f"config: is of an encoder-decoder model; {type(self).__name__} serves decoder-only models"
+            )
+        if (getattr(text, "num_kv_shared_layers", None) or 0) > 0 or any(getattr(text, "kv_sharing_modes", None) or ()):
             raise ValueError(
                 "config: some layers of this model read the keys of others, which compression would change under them; "
                 "use DynamicCache"
             )
         layers = list(DynamicCache(config=config).layers)
-        self.compressed_layers = tuple(i for i, layer in enumerate(layers) if type(layer) is DynamicLayer)
+        facts = facts_of(config)
+        self.compressed_layers = tuple(
+            index
+            for index, layer in enumerate(layers)
+            if type(layer) is DynamicLayer and (facts is None or index in facts.layers)
+        )
         self._config = config
         self._budgets = Budgets(
             len(self.compressed_layers),
+            ranks=1 if facts is None else facts.ranks,
             budget=budget,
+            default_ratio=self._default_ratio,
             ratio=ratio,
             beta=beta,
             weights=weights,
@@ -134,12 +150,16 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
             compress=compress,
         )
         for index, layer in enumerate(self.compressed_layers):
-            layers[layer] = PyramidKVLayer(self._budgets, index, layer)
+            layers[layer] = BudgetedLayer(self._budgets, index, layer)
         super().__init__(layers=layers)
-        self._last: PyramidKVLayer | None = None
+        self._last: BudgetedLayer | None = None
+        self._seen = 0  # tokens that every layer has seen, or is about to
+        #: The tokens that are held, ``(batch, seen)``, where ``generate`` told. For its next call to compare.
+        self.text: torch.Tensor | None = None
 
     # ---- what transformers asks of a cache ----
 
+    @not_compiled
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,7 +182,8 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
         if layer_idx >= len(self.layers):
             raise ValueError(f"this cache has {len(self.layers)} layers and meets layer {layer_idx}: of another model?")
         layer = self.layers[layer_idx]
-        if isinstance(layer, PyramidKVLayer):
+        seen = self._agree(layer, layer_idx, key_states.shape[-2])
+        if isinstance(layer, BudgetedLayer):
             if not layer.is_initialized:
                 stock = plain_implementation(self._config)
                 if stock is not None:
@@ -172,15 +193,35 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
                     )
             if layer.index == 0:
                 self._check_chunk(layer, key_states.shape[-2])
+            if layer.seen and key_states.requires_grad and torch.is_grad_enabled():
+                self._warn_of_gradients()
+        held = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if isinstance(layer, BudgetedLayer):
             self._last = layer
-        return super().update(  # type: ignore[no-any-return, unused-ignore]
-            key_states, value_states, layer_idx, *args, **kwargs
-        )
+        self._seen = seen
+        return held  # type: ignore[no-any-return, unused-ignore]
 
-    def _check_chunk(self, layer: PyramidKVLayer, new: int) -> None:
+    def _agree(self, layer: Any, layer_idx: int, new: int) -> int:
+        """Return how many tokens every layer has seen after this step. All have to be at the same step."""
+        before = _tokens_seen(layer)
+        if before is None or before + new == self._seen:  # this layer's part of the step in hand
+            return self._seen
+        others = [_tokens_seen(other) for other in self.layers]
+        if before != self._seen or any(other not in (None, 0, before) for other in others):
+            counts = sorted({other for other in others if other is not None})
+            raise RuntimeError(
+                f"layer {layer_idx}: has seen {before} tokens where the step is at {self._seen} (layers have seen "
+                f"{', '.join(map(str, counts))}), because a step before this one failed half-way: cache.reset()"
+            )
+        return before + new
+
+    def _check_chunk(self, layer: BudgetedLayer, new: int) -> None:
         """Warn where the prompt seems to come in chunks, of which only the first would be compressed."""
-        follows = layer.seen and layer.prompt == layer.seen and layer.length < layer.seen
-        if follows and new >= layer.prompt and not self._budgets.hold:
+        follows = layer.seen > 0 and layer.prompt == layer.seen and layer.decided is not None
+        if not follows or new < layer.prompt or self._budgets.hold:
+            return
+        assert layer.decided is not None
+        if layer.length < layer.seen or layer.seen + new > self._most_budget(layer.seen + new, len(layer.decided)):
             warnings.warn(
                 f"{new} tokens follow the prompt of {layer.prompt} in one call, and none of them will be evicted. If "
                 "this is one prompt in chunks, make the cache with compress='decode'",
@@ -188,40 +229,66 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
                 stacklevel=2,
             )
 
+    def _most_budget(self, length: int, batch: int) -> int:
+        return int(self._budgets.decide(length, batch).max(initial=0))
+
+    def _warn_of_gradients(self) -> None:
+        if self._budgets.warned_of_gradients:
+            return
+        self._budgets.warned_of_gradients = True
+        warnings.warn(
+            "gradients do not flow through what this cache holds: call the model under torch.no_grad(), or train with "
+            "DynamicCache or without a cache",
+            UserWarning,
+            stacklevel=2,
+        )
+
     def reset(self) -> None:
         """Forget everything: the next prompt may have another batch size."""
-        super().reset()
-        for layer in self.layers:
-            # Up to transformers 5.3 a layer with a window zeroes what it holds, for this batch size alone.
-            if isinstance(layer, DynamicLayer):
-                layer.keys = layer.values = None
-                layer.is_initialized = False
+        # Layers that are not compressed are made anew: some zero what they hold, for this batch size alone.
+        for index, fresh in enumerate(DynamicCache(config=self._config).layers):
+            if isinstance(self.layers[index], BudgetedLayer):
+                self.layers[index].reset()
+            else:
+                self.layers[index] = fresh
         self._budgets.forget()
         self._last = None
+        self._seen = 0
+        self.text = None
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         """Refused: evicted positions are gone."""
-        PyramidKVLayer.crop(None)  # type: ignore[arg-type]
+        BudgetedLayer.crop(None)  # type: ignore[arg-type]
 
     @property
     def is_croppable(self) -> bool:
         """False: assisted decoding refuses this cache."""
         return False
 
-    def copy(self) -> PyramidKVCache:
+    def copy(self) -> BudgetedCache:
         """Return an independent cache with the same content: for a prompt that is used more than once."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin._budgets = self._budgets.copy()
         twin._last = None
         twin.layers = [
-            layer.copy(twin._budgets) if isinstance(layer, PyramidKVLayer) else copy.deepcopy(layer)
+            layer.copy(twin._budgets) if isinstance(layer, BudgetedLayer) else copy.deepcopy(layer)
             for layer in self.layers
         ]
         return twin
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PyramidKVCache:
+    def __deepcopy__(self, memo: dict[int, Any]) -> BudgetedCache:
         return self.copy()
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None]]:
+        """Give the keys and values of every layer, ``(batch, kv_heads, held, head_dim)``. None for a layer without."""
+        for layer in self.layers:
+            yield getattr(layer, "keys", None), getattr(layer, "values", None)
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether the cache has seen a token."""
+        return self._seen > 0 or any(getattr(layer, "is_initialized", False) for layer in self.layers)
 
     # ---- what its user asks of it ----
 
@@ -246,7 +313,7 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
         """Positions that every layer holds per KV head, shape ``(num_layers,)``: of the longest sequence of a batch."""
         lengths = np.zeros(len(self.layers), np.int64)
         for index, layer in enumerate(self.layers):
-            if isinstance(layer, PyramidKVLayer):
+            if isinstance(layer, BudgetedLayer):
                 lengths[index] = layer.length
             elif isinstance(getattr(layer, "keys", None), torch.Tensor) and layer.keys.dim() == 4:
                 lengths[index] = layer.keys.shape[-2]
@@ -267,16 +334,16 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
         """
         return self._layer(layer).positions()
 
-    def _layer(self, layer: int) -> PyramidKVLayer:
+    def _layer(self, layer: int) -> BudgetedLayer:
         if not -len(self.layers) <= layer < len(self.layers):
             raise IndexError(f"layer = {layer}: the model has {len(self.layers)}")
         found = self.layers[layer]
-        if not isinstance(found, PyramidKVLayer):
+        if not isinstance(found, BudgetedLayer):
             raise ValueError(f"layer = {layer}: is not compressed; compressed_layers has the ones that are")
         return found
 
-    def _compressed(self) -> list[PyramidKVLayer]:
-        return [layer for layer in self.layers if isinstance(layer, PyramidKVLayer)]
+    def _compressed(self) -> list[BudgetedLayer]:
+        return [layer for layer in self.layers if isinstance(layer, BudgetedLayer)]
 
     @property
     def nbytes(self) -> int:
@@ -287,7 +354,7 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
     def nbytes_full(self) -> int:
         """Bytes of the keys and values that ``DynamicCache`` would hold after the same tokens."""
         return sum(
-            layer.nbytes_full if isinstance(layer, PyramidKVLayer) else _used_nbytes(layer) for layer in self.layers
+            layer.nbytes_full if isinstance(layer, BudgetedLayer) else _used_nbytes(layer) for layer in self.layers
         )
 
     def report(self) -> CacheReport:
@@ -297,19 +364,19 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
         budgets = self.budgets if known else np.zeros(len(self.layers), np.int64)
         rows = []
         for index, layer in enumerate(self.layers):
-            if isinstance(layer, PyramidKVLayer):
-                seen = int(layer.tokens.max(initial=0))
-                kept = int((layer.columns()[:, :1] >= 0).sum(axis=-1).max(initial=0))
+            if isinstance(layer, BudgetedLayer):
+                sequences = self._sequences(layer)
                 rows.append(
                     CacheLayerReport(
                         layer=index,
                         kind=self._kind(layer),
                         budget=int(budgets[index]) if known else None,
-                        seen=seen,
-                        kept=kept,
-                        evicted=seen - kept,
+                        seen=max((sequence.seen for sequence in sequences), default=0),
+                        kept=max((max(sequence.kept) for sequence in sequences), default=0),
+                        evicted=max((max(sequence.evicted) for sequence in sequences), default=0),
                         nbytes=layer.nbytes,
                         nbytes_full=layer.nbytes_full,
+                        sequences=sequences,
                     )
                 )
                 continue
@@ -325,37 +392,74 @@ class PyramidKVCache(Cache):  # type: ignore[misc, unused-ignore]
                     evicted=seen - held,
                     nbytes=_nbytes(layer),
                     nbytes_full=_used_nbytes(layer),
+                    sequences=(),
                 )
             )
         name = self._config.get_text_config(decoder=True)._attn_implementation
         plain = next((plain for plain, own in NAMES.items() if own == name), name)
-        return CacheReport(self._budgets.describe(), str(plain), tuple(rows))
+        return CacheReport(f"{type(self).__name__}: {self._budgets.describe()}", str(plain), tuple(rows))
 
-    def _kind(self, layer: PyramidKVLayer) -> str:
+    def _sequences(self, layer: BudgetedLayer) -> tuple[CacheSequenceReport, ...]:
+        kept = (layer.columns() >= 0).sum(axis=-1)  # (batch, kv_heads)
+        return tuple(
+            CacheSequenceReport(
+                budget=None if layer.decided is None else int(layer.decided[row]),
+                seen=int(seen),
+                kept=tuple(int(count) for count in kept[row]),
+                evicted=tuple(int(seen - count) for count in kept[row]),
+                what=layer.ran[row] if layer.decided is not None else "prompt not finished",
+            )
+            for row, seen in enumerate(layer.tokens)
+        )
+
+    def _kind(self, layer: BudgetedLayer) -> str:
         if not layer.seen:
             return "empty"
         if not layer.prompt:
             return "prompt not finished: full"
         after = "held by SnapKV" if self._budgets.hold else "then all kept"
-        return f"{layer.ran}, {after}"
+        return f"{', '.join(dict.fromkeys(layer.ran))}, {after}"
 
     def __repr__(self) -> str:
-        seen = self._compressed()[0].seen if self.compressed_layers else 0
         return (
-            f"<PyramidKVCache: {self._budgets.describe()}; {len(self.compressed_layers)} of {len(self.layers)} layers "
-            f"compressed, {seen} tokens seen>"
+            f"<{type(self).__name__}: {self._budgets.describe()}; {len(self.compressed_layers)} of {len(self.layers)} "
+            f"layers compressed, {self._seen} tokens seen>"
         )
 
 
+class PyramidKVCache(BudgetedCache):
+    """A :class:`BudgetedCache` with the paper's pyramid as its default: more in early layers (arXiv 2406.02069)."""
+
+    _default_ratio = 4.0
+
+
+def _tokens_seen(layer: Any) -> int | None:
+    """Return the tokens that a layer with keys and values has seen. None for one that does not count them."""
+    if isinstance(layer, BudgetedLayer):
+        return layer.seen
+    return int(layer.get_seq_length()) if isinstance(layer, DynamicLayer) else None
+
+
 def _tensors(layer: Any) -> list[torch.Tensor]:
-    found = (getattr(layer, "keys", None), getattr(layer, "values", None))
-    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
+    """Return every tensor of a layer that is not compressed: keys, values, and the states of other kinds."""
+    found: dict[int, torch.Tensor] = {}
+    waiting = list(vars(layer).values())
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            found[id(value)] = value
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            waiting.extend(value)
+    return list(found.values())
 
 
 def _nbytes(layer: Any) -> int:
-    if isinstance(layer, PyramidKVLayer):
+    if isinstance(layer, BudgetedLayer):
         return layer.nbytes
-    return sum(tensor.untyped_storage().nbytes() for tensor in _tensors(layer))
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in _tensors(layer)}
+    return sum(storages.values())
 
 
 def _used_nbytes(layer: Any) -> int:

@@ -88,6 +88,18 @@ class Holder:
             return None
         return torch.as_tensor(np.arange(self.slots) < counts[:, None], device=device)[:, None, None]
 
+    def ascending(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return weights ``(batch, q_heads, 1, slots)`` by ascending position, as every other cache has them.
+
+        The new token comes last. A shorter sequence of the batch has zeros after it.
+        """
+        slots = weights.shape[-1]
+        order = self._slots[..., :slots].copy()
+        for row, count in enumerate(self._counts):
+            order[row, :, count] = count
+        index = torch.as_tensor(order, device=weights.device).repeat_interleave(weights.shape[1] // self._heads, dim=1)
+        return weights.gather(-1, index[:, :, None])
+
     def step(
         self,
         key_buffer: torch.Tensor,

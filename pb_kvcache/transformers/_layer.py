@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
+from ._attention import LAYER_MARK, OwnMask, not_compiled
 from ._budgets import Budgets
 from ._hold import Holder
 from ._selection import Scoring, choose
-from ._use import LAYER_MARK, OwnMask
 
 #: Slots that a buffer has beyond what it holds, at least. It grows by an eighth otherwise. Growing copies the layer: at
 #: 512 slots that is 8 rows copied for each token, where attention reads all 512.
@@ -25,8 +25,8 @@ Attend = Callable[
 ]
 
 
-class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One full-attention layer under a budget. Made by :class:`PyramidKVCache`.
+class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One full-attention layer under a budget. Made by :class:`BudgetedCache`.
 
     A *column* is a token's index in the padded input: what the model's 2-D mask counts. The slots of the buffers hold
     first what is kept of the prompt, then every later token in order (``decode="grow"``), or whatever the policies
@@ -37,6 +37,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
     is_compileable = False
     is_croppable = False
     supports_early_init = False
+    watches = False  # the probe's layers do
 
     def __init__(self, budgets: Budgets, index: int, model_layer: int) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         self.prompt = 0  # columns of the prompt; 0 while it may still grow
         self.prompt_slots = 0  # slots that the prompt has kept
         self.decided: npt.NDArray[np.int64] | None = None  # the budget of every sequence
-        self.ran = ""  # what chose the positions
+        self.ran: list[str] = []  # what chose the positions of every sequence
         self._columns: torch.Tensor | None = None  # (batch, kv_heads, prompt_slots), int32; None: the prompt is whole
         self._slot_valid: torch.Tensor | None = None  # (batch, prompt_slots), bool; None: all
         self._mask: torch.Tensor | None = None  # the model's 2-D mask as last seen; None: all tokens
@@ -71,8 +72,10 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
         """Note the device and the dtype. Buffers come with the first tokens."""
         self.dtype, self.device = key_states.dtype, key_states.device
+        self.value_dtype = self.dtype if value_states is None else value_states.dtype  # autocast may leave them apart
         self.is_initialized = True
 
+    @not_compiled
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,10 +98,12 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         setattr(keys, LAYER_MARK, self)
         return keys, values
 
+    @not_compiled
     def get_seq_length(self) -> int:
         """Return how many tokens have been seen: the position of the next one, whatever was evicted."""
         return self.seen
 
+    @not_compiled
     def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
         """Return the length and the offset of a mask. The offset says that this layer makes its own."""
         new = query_length if isinstance(query_length, int) else int(query_length.shape[0])
@@ -117,13 +122,13 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
     def crop(self, *args: Any, **kwargs: Any) -> None:
         """Refused: evicted positions cannot be brought back, so a compressed layer cannot go back in time."""
         raise NotImplementedError(
-            "PyramidKVCache cannot be cropped: evicted positions are gone. Assisted and prompt-lookup decoding need a "
-            "cache that can; use them with DynamicCache, or keep a copy() of the cache from before"
+            "a compressed cache cannot be cropped: evicted positions are gone. Assisted and prompt-lookup decoding "
+            "need a cache that can; use them with DynamicCache, or keep a copy() of the cache from before"
         )
 
     def offload(self) -> None:
         """Refused: layers stay on their device."""
-        raise NotImplementedError("PyramidKVCache does not offload: its layers stay on the model's device")
+        raise NotImplementedError("a compressed cache does not offload: its layers stay on the model's device")
 
     prefetch = offload
 
@@ -155,6 +160,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         order = rows.cpu().numpy()
         if self.decided is not None:
             self.decided = self.decided[order]
+            self.ran = [self.ran[row] for row in order]
         if self._holder is not None:
             self._holder = self._holder.select(order)
         self._show()
@@ -200,7 +206,8 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         past = self.length - new if self._incoming is None else 0
         output = attend(query, key, value, self._own_mask(past, new, padding, additive, key.device))
         if not self.prompt:
-            with torch.no_grad():
+            # Under autocast the products would be of half precision, where most scores tie.
+            with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
                 self._read_prompt(query.detach(), Scoring.from_options(options, query.shape[-1]))
         return output
 
@@ -252,6 +259,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         new = query.shape[-2]
         first = self.seen - new
         outputs = []
+        rows: list[torch.Tensor] = []  # the model's own weights, where its arithmetic gives them
         for token in range(new):
             one = slice(token, token + 1)
             are_tokens = None if padding is None else padding[:, first + token].cpu().numpy()
@@ -260,16 +268,20 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
                 slots = self._holder.slots
                 mask = self._holder.mask(are_tokens, query.device)
                 held = self._key_buffer[:, :, :slots]
-            result, _ = attend(query[:, :, one], held, self._value_buffer[:, :, :slots], mask)
+            result, own_weights = attend(query[:, :, one], held, self._value_buffer[:, :, :slots], mask)
             outputs.append(result)
-            with torch.no_grad():
+            if own_weights is not None:
+                rows.append(self._holder.ascending(own_weights.detach()))
+            with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
                 weights = scoring.decode_weights(query[:, :, one].detach(), held, mask, self.budgets.reduce)
                 self._holder.step(
                     self._key_buffer, self._value_buffer, first + token, weights.cpu().numpy(), are_tokens
                 )
         self.length = self._holder.length
         self._show()
-        return (outputs[0] if new == 1 else torch.cat(outputs, dim=1)), None
+        most = max((row.shape[-1] for row in rows), default=0)
+        rows = [torch.nn.functional.pad(row, (0, most - row.shape[-1])) for row in rows]
+        return torch.cat(outputs, dim=1), torch.cat(rows, dim=2) if rows else None
 
     # ---- the prompt ----
 
@@ -312,8 +324,9 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
             if self._key_buffer is None:
                 self._append(keys, values)
             self.prompt_slots = columns
-            self.ran = "nothing evicted"
+            self.ran = ["nothing evicted"] * batch
         else:
+            self.ran = []
             chosen = []
             for row in range(batch):
                 where = self._token_columns(row, columns, hold or int(kept[row]) < lengths[row])
@@ -332,7 +345,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
                         f"them: {error}"
                     ) from error
                 chosen.append(picked if where is None else where[picked])
-                self.ran = method
+                self.ran.append(method)
                 if seeds is not None:
                     seeds.append(seed)
             self._gather(keys, values, chosen, kept, capacity)
@@ -375,9 +388,11 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         capacity = capacity or slots + ROOM
         with torch.inference_mode(False):
             even = bool((kept == slots).all())
-            make = keys.new_empty if even else keys.new_zeros  # 0 * NaN is NaN: slots without a token must be numbers
-            key_buffer = make((batch, kv_heads, capacity, keys.shape[-1]))
-            value_buffer = make((batch, kv_heads, capacity, values.shape[-1]))
+            make = torch.empty if even else torch.zeros  # 0 * NaN is NaN: slots without a token must be numbers
+            key_buffer, value_buffer = (
+                make(batch, kv_heads, capacity, whole.shape[-1], dtype=whole.dtype, device=whole.device)
+                for whole in (keys, values)
+            )
             held = torch.zeros(batch, kv_heads, slots, dtype=torch.int32, device=keys.device)
             for row, columns in enumerate(chosen):
                 count = columns.shape[-1]
@@ -422,9 +437,9 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
             self.keys = self._key_buffer.narrow(2, 0, self.length)
             self.values = self._value_buffer.narrow(2, 0, self.length)
 
-    def copy(self, budgets: Budgets) -> PyramidKVLayer:
+    def copy(self, budgets: Budgets) -> BudgetedLayer:
         """Return an independent layer with the same content."""
-        twin = PyramidKVLayer(budgets, self.index, self.model_layer)
+        twin = BudgetedLayer(budgets, self.index, self.model_layer)
         if self.awaits_attention:
             raise RuntimeError("a cache cannot be copied in the middle of a forward")
         for name, value in vars(self).items():
@@ -433,10 +448,11 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
             if isinstance(value, (torch.Tensor, np.ndarray, Holder)):
                 value = value.clone() if isinstance(value, torch.Tensor) else value.copy()
             setattr(twin, name, value)
+        twin.ran = list(self.ran)
         twin._show()
         return twin
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PyramidKVLayer:
+    def __deepcopy__(self, memo: dict[int, Any]) -> BudgetedLayer:
         return self.copy(self.budgets)
 
     # ---- what is held ----
@@ -505,10 +521,11 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
                 f"layer {self.model_layer}: keys on {keys.device} and values on {values.device} for a cache on "
                 f"{self.device}; a layer has to stay on one device: move the model, then cache.reset()"
             )
-        if keys.dtype != self.dtype:
+        if (keys.dtype, values.dtype) != (self.dtype, self.value_dtype):
             raise ValueError(
-                f"layer {self.model_layer}: keys of {keys.dtype} for a cache of {self.dtype}; use one dtype, or "
-                "cache.reset() after changing the model's"
+                f"layer {self.model_layer}: keys of {keys.dtype} and values of {values.dtype} for a cache of "
+                f"{self.dtype} and {self.value_dtype}; use one dtype, with or without autocast "
+                "throughout, or cache.reset() after changing it"
             )
         if self._key_buffer is None:
             return
@@ -533,7 +550,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
             return torch.nn.functional.pad(self._mask, (0, later), value=True)
         if padding.dim() != 2:
             raise ValueError(
-                f"attention_mask: has shape {tuple(padding.shape)}; with PyramidKVCache pass the 2-D padding mask "
+                f"attention_mask: has shape {tuple(padding.shape)}; with a compressed cache pass the 2-D padding mask "
                 "(batch, tokens seen), because layers of different length need masks of their own"
             )
         return padding[:, : self.seen].to(self.device, torch.bool)

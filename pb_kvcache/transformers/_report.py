@@ -11,8 +11,23 @@ from rich.table import Table
 
 
 @dataclass(frozen=True)
+class CacheSequenceReport:
+    """What one layer holds of one sequence of the batch."""
+
+    #: Positions that the plan gives it. None: the prompt has not ended.
+    budget: int | None
+    #: Tokens seen, padding not counted.
+    seen: int
+    #: Positions held, and positions gone, for every KV head.
+    kept: tuple[int, ...]
+    evicted: tuple[int, ...]
+    #: What chose the positions.
+    what: str
+
+
+@dataclass(frozen=True)
 class CacheLayerReport:
-    """What one layer of a cache holds. Positions are counted for the longest sequence of the batch."""
+    """What one layer of a cache holds. Counts of positions are the most of any sequence and KV head."""
 
     layer: int
     #: What the layer is, and what was done to it.
@@ -21,13 +36,15 @@ class CacheLayerReport:
     budget: int | None
     #: Tokens seen.
     seen: int
-    #: Positions held per KV head.
+    #: Positions held in a KV head.
     kept: int
     evicted: int
     #: Bytes held, spare room and bookkeeping included.
     nbytes: int
     #: Bytes that a full cache would take.
     nbytes_full: int
+    #: Every sequence of the batch. Empty for a layer that is not compressed, or before the first token.
+    sequences: tuple[CacheSequenceReport, ...]
 
 
 @dataclass(frozen=True)
@@ -61,9 +78,9 @@ class CacheReport:
             table.add_row(
                 str(layer.layer),
                 "-" if layer.budget is None else str(layer.budget),
-                str(layer.seen),
-                str(layer.kept),
-                str(layer.evicted),
+                _range([sequence.seen for sequence in layer.sequences], layer.seen),
+                _range([count for sequence in layer.sequences for count in sequence.kept], layer.kept),
+                _range([count for sequence in layer.sequences for count in sequence.evicted], layer.evicted),
                 f"{layer.nbytes / 1e6:.3f}",
                 f"{layer.nbytes_full / 1e6:.3f}",
                 layer.kind,
@@ -71,10 +88,17 @@ class CacheReport:
         share = self.nbytes / self.nbytes_full if self.nbytes_full else 1.0
         out = io.StringIO()
         console = Console(file=out, width=120, color_system=None)
-        console.print(f"PyramidKVCache: {self.settings}")
+        console.print(self.settings)
         console.print(table)
         console.print(
             f"{self.nbytes / 1e6:.3f} MB held, {self.nbytes_full / 1e6:.3f} MB for a full cache ({share:.1%}); "
             f"attention: {self.attention}"
         )
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _range(counts: list[int], most: int) -> str:
+    """Return the counts of all sequences and heads: one number where they agree."""
+    if not counts or min(counts) == max(counts):
+        return str(most)
+    return f"{min(counts)} to {max(counts)}"

@@ -29,7 +29,7 @@ class Scoring:
         """Read what a model passes to its attention function."""
         if options.get("position_bias") is not None:
             raise ValueError(
-                "this model adds a position bias to its attention; PyramidKVCache cannot score positions with one"
+                "this model adds a position bias to its attention; a compressed cache cannot score positions with one"
             )
         scale = options.get("scaling")
         sinks = options.get("s_aux")

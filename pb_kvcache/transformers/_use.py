@@ -1,197 +1,158 @@
-"""Redirect a model's attention so that a cache layer meets its queries, and let every layer make its own mask.
-
-``Cache.update`` sees no queries, and an attention function sees no cache. So the layer marks the key tensor that its
-``update`` returns, and the attention function registered here finds the layer by that mark. A model makes one causal
-mask per forward, sized by one layer. Layers of different length cannot share it. So the cache marks the offset that
-it answers for its mask's size, and the mask function registered here then passes the 2-D padding mask through. With
-any other cache, or none, both functions are the stock ones.
-"""
+"""One line that makes a model ready for compressed caches, for good or for a block."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ._attention import NAMES, eager_function, implementation, register
+from ._cache import BudgetedCache
+from ._generation import METHODS, Generate, WarnOfPlainForwards
+from ._probe import facts_of, remember, switch
+from ._probe import probe as run_probe
 
 _Model = TypeVar("_Model")
 
-#: Arithmetic to the name under which it is registered.
-NAMES = {"sdpa": "pb_kvcache_sdpa", "eager": "pb_kvcache_eager"}
-
-#: Attribute of a key tensor that carries its cache layer from ``update`` to the attention function.
-LAYER_MARK = "_pb_kvcache_layer"
+_HOOK = "_pb_kvcache_hook"
 
 
-class OwnMask(int):
-    """A mask offset from a layer that makes its own masks.
+def use(model: _Model, attention: str | None = None, *, probe: bool = True, **options: Any) -> _Model:
+    """Redirect the attention of `model` so that a :class:`BudgetedCache` works in it.
 
-    An int, because transformers calculates with the offset, and nothing else of a layer reaches its mask function.
-    """
-
-
-def use(model: _Model, attention: str | None = None) -> _Model:
-    """Redirect the attention of `model` so that a :class:`PyramidKVCache` works in it.
-
-    With any other cache the model computes what it did before. ``model.set_attn_implementation("sdpa")`` undoes it.
+    With options, every ``generate`` from then on has a fresh cache of these: in pipelines, chat loops and servers
+    alike. Without them, only the caches that a call is given are compressed. With any other cache the model computes
+    what it did before. ``model.set_attn_implementation("sdpa")`` undoes it, and :func:`compressed` does it for a block.
 
     Parameters
     ----------
     model
-        A transformers model whose attention goes through the attention interface.
+        A transformers model, also inside of a PEFT model or ``torch.compile``.
     attention
         ``"sdpa"`` or ``"eager"``: the arithmetic that attention is done with. None keeps the model's own.
+    probe
+        Whether to try the model with a forward of four tokens, once: it tells which layers can be compressed, and
+        refuses a model that would compute something else. False trusts that.
+    **options
+        What a cache is made with: ``budget=512`` and whatever else :class:`BudgetedCache` takes.
 
     Returns
     -------
-    The model itself.
+    The same object.
 
     Raises
     ------
     TypeError
-        Not a transformers model.
+        Not a transformers model, or an option that a cache does not have.
     ValueError
-        A model whose attention cannot be redirected, or other arithmetic than the two. The message names the fix.
+        A model that cannot be served, other arithmetic than the two, or a bad option. The message names the layer or
+        the option, and the fix. The model is as it was before.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model: must be a transformers PreTrainedModel, not {type(model).__name__}")
-    current = _implementation(model.config)
+    inner = _unwrapped(model)
+    name = type(inner).__name__
+    current = implementation(inner.config)
     if attention is None:
-        attention = next((plain for plain, name in NAMES.items() if name == current), current)
+        attention = next((plain for plain, own in NAMES.items() if own == current), current)
     if attention not in NAMES:
         raise ValueError(
             f"attention = {attention!r}: must be 'sdpa' or 'eager', which take a mask for each layer; "
             "use(model, attention='sdpa') switches the model over"
         )
-    if not (model._supports_attention_backend and model._can_set_attn_implementation()):
+    if attention == "sdpa" and not inner._supports_sdpa:
         raise ValueError(
-            f"model: the attention of {type(model).__name__} cannot be redirected, because it does not go through "
-            "transformers' attention interface; a newer transformers release may have moved it there"
+            f"attention = 'sdpa': {name} does more in its attention than that can; use(model, attention='eager')"
         )
-    if attention == "sdpa" and not model._supports_sdpa:
+    if attention == "eager" and eager_function(type(inner)) is None:
+        if not inner._supports_sdpa:
+            raise ValueError(
+                f"model: the attention of {name} cannot be redirected, because it does not go through transformers' "
+                "attention interface; a newer transformers release may have moved it there"
+            )
         raise ValueError(
-            f"attention = 'sdpa': {type(model).__name__} does more in its attention than that can; "
-            "use(model, attention='eager')"
+            f"attention = 'eager': the module of {name} has no eager_attention_forward; use(model, attention='sdpa')"
         )
-    if attention == "eager" and _eager_function(type(model)) is None:
-        raise ValueError(
-            f"attention = 'eager': the module of {type(model).__name__} has no eager_attention_forward; "
-            "use(model, attention='sdpa')"
-        )
-    _register()
-    model.set_attn_implementation(NAMES[attention])
-    if _implementation(model.config) != NAMES[attention]:
+    register()
+    try:
+        _redirect(inner, attention)
+        if probe and facts_of(inner.config) is None:
+            declared = inner._supports_attention_backend and inner._can_set_attn_implementation()
+            remember(inner.config, run_probe(inner, compare_with=None if declared else attention))
+        if options:
+            BudgetedCache(inner.config, **options)  # a bad option is refused now
+    except BaseException:
+        if current is not None:
+            switch(inner, current)
+        raise
+    _put_before(inner, options or None)
+    return model
+
+
+@contextlib.contextmanager
+def compressed(model: _Model, attention: str | None = None, *, probe: bool = True, **options: Any) -> Iterator[_Model]:
+    """Compress every ``generate`` of a block, and leave the model as it was.
+
+    Takes what :func:`use` takes, and gives the block the model. Where neither a budget nor another option is given,
+    caches have the default budget.
+
+    >>> with compressed(model, budget=512):                              # doctest: +SKIP
+    ...     pipeline(prompts)
+    """
+    inner = _unwrapped(model)
+    current = implementation(inner.config)
+    names = [method.name for method in (Generate, *METHODS)] + [_HOOK]
+    before = {name: inner.__dict__[name] for name in names if name in inner.__dict__}
+    use(model, attention, probe=probe, **(options or {"budget": None}))
+    try:
+        yield model
+    finally:
+        if _HOOK in inner.__dict__ and _HOOK not in before:
+            inner.__dict__[_HOOK].remove()
+        for name in names:
+            inner.__dict__.pop(name, None)
+        inner.__dict__.update(before)
+        if current is not None:
+            switch(inner, current)
+
+
+def _unwrapped(model: Any) -> PreTrainedModel:
+    """Return the transformers model within wrappers that compute the same: PEFT, torch.compile, DataParallel."""
+    inner = model
+    for _ in range(8):
+        if isinstance(inner, PreTrainedModel):
+            return inner
+        if hasattr(inner, "get_base_model"):
+            inner = inner.get_base_model()
+        elif isinstance(getattr(inner, "_orig_mod", None), torch.nn.Module):
+            inner = inner._orig_mod
+        elif isinstance(getattr(inner, "module", None), torch.nn.Module):
+            inner = inner.module
+        else:
+            break
+    raise TypeError(f"model: must be a transformers PreTrainedModel, not {type(model).__name__}")
+
+
+def _redirect(model: PreTrainedModel, attention: str) -> None:
+    switch(model, NAMES[attention])
+    if implementation(model.config) != NAMES[attention]:
         raise ValueError(
             f"model: transformers did not switch the attention of {type(model).__name__}, which still is "
-            f"{_implementation(model.config)!r}; its attention cannot be redirected"
+            f"{implementation(model.config)!r}; its attention cannot be redirected"
         )
-    return model  # type: ignore[no-any-return, unused-ignore]
 
 
-def _implementation(config: Any) -> str | None:
-    """Return the attention implementation of a model's decoder."""
-    return config.get_text_config(decoder=True)._attn_implementation  # type: ignore[no-any-return]
-
-
-def plain_implementation(config: Any) -> str | None:
-    """Return the attention implementation that a config names, if it is one that `use` would have replaced."""
-    name = _implementation(config)
-    return None if name is None or name in NAMES.values() else name
-
-
-def _register() -> None:
-    """Put the functions into transformers' registries. Once more changes nothing."""
-    for plain, name in NAMES.items():
-        ALL_ATTENTION_FUNCTIONS.register(name, _ATTENTION[plain])
-        ALL_MASK_ATTENTION_FUNCTIONS.register(name, _MASKS[plain])
-
-
-def _eager_function(owner: type) -> Callable[..., Any] | None:
-    """Return the eager attention of the module that defines a class: models differ in it."""
-    return getattr(sys.modules[owner.__module__], "eager_attention_forward", None)
-
-
-def _stock_sdpa(module: torch.nn.Module) -> Callable[..., Any]:
-    return ALL_ATTENTION_FUNCTIONS["sdpa"]  # type: ignore[no-any-return]
-
-
-def _stock_eager(module: torch.nn.Module) -> Callable[..., Any]:
-    function = _eager_function(type(module))
-    if function is None:
-        raise ValueError(
-            f"attention = 'eager': the module of {type(module).__name__} has no eager_attention_forward; "
-            "use(model, attention='sdpa')"
-        )
-    return function
-
-
-def _attention(find_stock: Callable[[torch.nn.Module], Callable[..., Any]], additive: bool) -> Callable[..., Any]:
-    """Return the attention function for one arithmetic."""
-
-    def forward(
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        stock = find_stock(module)
-        layer = getattr(key, LAYER_MARK, None)
-        if layer is None:
-            return stock(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
-        # Decided by the layer's own mask, not by the model's: GPT-2 passes it for the mask that it was given.
-        kwargs.pop("is_causal", None)
-
-        def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-        ) -> tuple[torch.Tensor, torch.Tensor | None]:
-            if mask is not None and additive:
-                mask = torch.where(mask, torch.zeros((), dtype=query.dtype, device=mask.device), _lowest(query.dtype))
-            return stock(module, query, key, value, mask, **kwargs)  # type: ignore[no-any-return]
-
-        return layer.attend(attend, query, key, value, attention_mask, additive, kwargs)  # type: ignore[no-any-return]
-
-    return forward
-
-
-def _lowest(dtype: torch.dtype) -> float:
-    return float(torch.finfo(dtype).min)
-
-
-def _mask(plain: str) -> Callable[..., Any]:
-    """Return the mask function for one arithmetic."""
-
-    def make(*args: Any, **kwargs: Any) -> Any:
-        if not isinstance(kwargs.get("kv_offset"), OwnMask):
-            return ALL_MASK_ATTENTION_FUNCTIONS[plain](*args, **kwargs)
-        if kwargs.get("local_size") is not None:
-            raise ValueError(
-                "this model asks for a local window on a layer that its config calls full attention; PyramidKVCache "
-                "compresses that layer and cannot serve it"
-            )
-        if kwargs.get("mask_function", causal_mask_function) is not causal_mask_function:
-            raise ValueError(
-                "this input needs more than a causal mask (images, packed sequences or a bidirectional prefix); "
-                "PyramidKVCache serves causal text alone"
-            )
-        padding = kwargs.get("attention_mask")
-        if padding is None:
-            return None
-        seen = int(kwargs["kv_length"]) + int(kwargs["kv_offset"])
-        if padding.shape[-1] < seen:
-            raise ValueError(
-                f"attention_mask: has {padding.shape[-1]} columns, must cover every token seen so far, {seen}"
-            )
-        padding = padding[:, :seen].bool()
-        return None if bool(padding.all()) else padding
-
-    return make
-
-
-_ATTENTION = {"sdpa": _attention(_stock_sdpa, additive=False), "eager": _attention(_stock_eager, additive=True)}
-_MASKS = {"sdpa": _mask("sdpa"), "eager": _mask("eager")}
+def _put_before(model: PreTrainedModel, options: dict[str, Any] | None) -> None:
+    """Put our methods before the model's own. Options that are not given stay as an earlier call set them."""
+    if not hasattr(type(model), Generate.name):
+        return
+    for method in METHODS:
+        if hasattr(type(model), method.name):
+            model.__dict__[method.name] = method(model)
+    earlier = model.__dict__.get(Generate.name)
+    if options is None and isinstance(earlier, Generate):
+        options = earlier.options
+    model.__dict__[Generate.name] = Generate(model, options)
+    if options is not None and _HOOK not in model.__dict__:
+        model.__dict__[_HOOK] = model.register_forward_pre_hook(WarnOfPlainForwards(), with_kwargs=True)

@@ -1,0 +1,268 @@
+"""What a model does with its cache, seen in one small forward: what can be compressed, and why the rest cannot.
+
+A class says little about it. Some models go through the attention interface without saying so, some say so and call
+attention twice for one update, and some have layers that text never reaches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from ._attention import LAYER_MARK, as_added
+
+#: Tokens of the probe. More than one, so that causality shows.
+_TOKENS = 4
+#: Names of the argument that takes a cache: of releases from 5.24 on, and before.
+CACHE_NAMES = ("cache", "past_key_values")
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What one attention layer keeps of a position."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    key_dtype: torch.dtype
+    value_dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model does with its cache."""
+
+    #: Every layer that keeps keys and values of all tokens, and reads them once a forward: the ones to compress.
+    layers: dict[int, LayerFacts]
+    #: Ranks that the heads of a layer are divided over.
+    ranks: int = 1
+
+
+@dataclass
+class _Seen:
+    """What one layer did in the probe."""
+
+    layer: int
+    updates: int = 0
+    attentions: int = 0
+    facts: LayerFacts | None = None
+    fault: str = ""
+
+
+class _WatchedLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
+    """The stock layer, which notes what it meets."""
+
+    watches = True
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.seen = _Seen(layer)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        self.seen.updates += 1
+        self.seen.facts = LayerFacts(keys.shape[1], keys.shape[-1], values.shape[-1], keys.dtype, values.dtype)
+        keys = keys.view(keys.shape)
+        setattr(keys, LAYER_MARK, self)
+        return keys, values
+
+    def watch(
+        self,
+        module: torch.nn.Module,
+        stock: Callable[..., Any],
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        additive: bool,
+        options: dict[str, Any],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Do the attention as the model asks for it, and compare it with what a compressed cache would ask for."""
+        self.seen.attentions += 1
+        asked = stock(module, query, key, value, mask, **options)
+        new = query.shape[-2]
+        causal: torch.Tensor | None = None
+        if additive:
+            causal = torch.ones(new, new, dtype=torch.bool, device=query.device).tril_()[None, None]
+            causal = as_added(causal, query.dtype)
+        options = {name: option for name, option in options.items() if name != "is_causal"}
+        if options.get("position_bias") is not None:
+            self.seen.fault = "its attention adds a position bias, with which positions cannot be scored"
+            return asked  # type: ignore[no-any-return]
+        own = stock(module, query, key, value, causal, **options)
+        if not _close(asked[0], own[0]):
+            self.seen.fault = "its mask says more than causality (a position bias, a local window or a prefix)"
+        return asked  # type: ignore[no-any-return]
+
+
+def _close(asked: torch.Tensor, own: torch.Tensor) -> bool:
+    """Return whether two ways of the same arithmetic agree, up to the rounding of the dtype."""
+    tolerance = 64 * torch.finfo(asked.dtype).eps
+    scale = asked.abs().amax().clamp(min=torch.finfo(asked.dtype).tiny)
+    return bool(((asked - own).abs() <= tolerance * scale).all())
+
+
+def probe(model: PreTrainedModel, *, compare_with: str | None) -> Facts:
+    """Run a few tokens through a model whose attention was redirected, and return what it does with its cache.
+
+    Parameters
+    ----------
+    model
+        The model. Its weights have to be where its forward finds them.
+    compare_with
+        The attention to run the same tokens with once more, whose logits have to be equal. None where the model says
+        itself that it goes through the attention interface.
+
+    Raises
+    ------
+    ValueError
+        The model cannot be served. The message names the layer and the reason.
+    """
+    name = type(model).__name__
+    missing = next((key for key, value in model.named_parameters() if value.is_meta), None)
+    if missing is not None and not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise ValueError(
+            f"model: the weights of {name} are not loaded ({missing} is on the meta device), so that it cannot be "
+            "tried; load them first, or use(model, probe=False)"
+        )
+    cache = DynamicCache(config=model.config)
+    watched = [(index, _WatchedLayer(index)) for index, layer in enumerate(cache.layers) if type(layer) is DynamicLayer]
+    if not watched:
+        return Facts({})
+    for index, layer in watched:
+        cache.layers[index] = layer
+    try:
+        with _quiet(model):
+            logits = _forward(model, cache)
+            if compare_with is not None:
+                _compare(model, logits, compare_with)
+    except _NotEqualError as error:
+        raise ValueError(f"model: {name} cannot be served: {error}") from None
+    except Exception as error:
+        raise ValueError(
+            f"model: a forward of {_TOKENS} tokens through {name} failed, which use() tries a model with: "
+            f"{type(error).__name__}: {error}. use(model, probe=False) skips it"
+        ) from error
+    served: dict[int, LayerFacts] = {}
+    for index, layer in watched:
+        reason = _reason(layer.seen)
+        if reason:
+            raise ValueError(f"model: {name} cannot be served: layer {index}: {reason}")
+        if layer.seen.facts is not None:
+            served[index] = layer.seen.facts
+    if not served:
+        raise ValueError(
+            f"model: {name} cannot be served: none of its {len(cache.layers)} layers put keys and values into the "
+            "cache that it was given"
+        )
+    return Facts(served, _ranks(model))
+
+
+def _reason(seen: _Seen) -> str:
+    """Return why a layer cannot be compressed. Empty: it can, or text never reaches it."""
+    if seen.updates == 0 and seen.attentions == 0:
+        return ""
+    if seen.updates != 1:
+        return f"it updates its cache {seen.updates} times a forward, must be once"
+    if seen.attentions == 0:
+        return (
+            "its attention does not read the keys that the cache returned: it does not go through transformers' "
+            "attention interface, or changes them in between"
+        )
+    if seen.attentions > 1:
+        return f"its keys are read by {seen.attentions} attentions a forward, must be one"
+    return seen.fault
+
+
+class _NotEqualError(Exception):
+    """The redirected model computes something else."""
+
+
+def _forward(model: PreTrainedModel, cache: Any) -> torch.Tensor:
+    parameters = inspect.signature(type(model).forward).parameters
+    name = next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[0])
+    config = model.config.get_text_config(decoder=True)
+    ids = torch.arange(1, _TOKENS + 1, device=_device(model)) % config.vocab_size
+    output = model(input_ids=ids[None], use_cache=True, **{name: cache})
+    return output[0]
+
+
+def _device(model: PreTrainedModel) -> torch.device:
+    embedding = model.get_input_embeddings()
+    weight = getattr(embedding, "weight", None)
+    return model.device if weight is None or weight.is_meta else weight.device
+
+
+def _compare(model: PreTrainedModel, logits: torch.Tensor, attention: str) -> None:
+    own = model.config._attn_implementation
+    switch(model, attention)
+    try:
+        stock = _forward(model, DynamicCache(config=model.config))
+    finally:
+        switch(model, own)
+    if not _close(stock, logits):
+        difference = float((stock - logits).abs().max())
+        raise _NotEqualError(f"with its attention redirected its logits differ by {difference:.3g}")
+
+
+def switch(model: PreTrainedModel, attention: str) -> None:
+    """Set the attention of a model and of all models within it, also where its class says that it cannot be set."""
+    model.set_attn_implementation(attention)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and module.config._attn_implementation != attention:
+            text = module.config.get_text_config(decoder=True)
+            if text._attn_implementation != attention:
+                text._attn_implementation_internal = attention
+                module.config._attn_implementation_internal = attention
+
+
+@contextlib.contextmanager
+def _quiet(model: PreTrainedModel) -> Iterator[None]:
+    """Compute without gradients, dropout and compilation, and leave the model's modes as they were."""
+    training = [module for module in model.modules() if module.training]
+    stance = getattr(torch.compiler, "set_stance", None)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if stance is not None:
+            stack.enter_context(stance("force_eager"))
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def _ranks(model: PreTrainedModel) -> int:
+    """Return how many ranks share the heads of a layer under tensor parallelism."""
+    size = getattr(model, "tp_size", None) or getattr(model, "_tp_size", None)
+    return int(size) if size else 1
+
+
+# ---- what is known, by config: a cache is made from a config, and meets the model at its first step ----
+
+_facts: dict[int, Facts] = {}
+
+
+def remember(config: Any, facts: Facts) -> None:
+    """Let caches of this very config, and of its text part, know."""
+    for known in {id(part): part for part in (config, config.get_text_config(decoder=True))}.values():
+        if id(known) not in _facts:
+            weakref.finalize(known, _facts.pop, id(known), None)
+        _facts[id(known)] = facts
+
+
+def facts_of(config: Any) -> Facts | None:
+    """Return what is known of the model that a config is of. None: it was not tried."""
+    return _facts.get(id(config))
