@@ -19,8 +19,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from ._attention import LAYER_MARK, as_added
 
-#: Tokens of the probe. More than one, so that causality shows.
-_TOKENS = 4
+#: Tokens of the probe: the fewest that causality shows in.
+_TOKENS = 2
 #: Names of the argument that takes a cache: of releases from 5.24 on, and before.
 CACHE_NAMES = ("cache", "past_key_values")
 
@@ -120,8 +120,8 @@ def probe(model: PreTrainedModel, *, compare_with: str | None) -> Facts:
     model
         The model. Its weights have to be where its forward finds them.
     compare_with
-        The attention to run the same tokens with once more, whose logits have to be equal. None where the model says
-        itself that it goes through the attention interface.
+        The attention to run the same tokens with once more, which has to give the same hidden states. None where the
+        model says itself that it goes through the attention interface.
 
     Raises
     ------
@@ -136,36 +136,46 @@ def probe(model: PreTrainedModel, *, compare_with: str | None) -> Facts:
             "tried; load them first, or use(model, probe=False)"
         )
     cache = DynamicCache(config=model.config)
-    watched = [(index, _WatchedLayer(index)) for index, layer in enumerate(cache.layers) if type(layer) is DynamicLayer]
+    watched: dict[int, _WatchedLayer] = {}
+    for index, layer in enumerate(cache.layers):
+        if not isinstance(layer, DynamicLayer) or layer.is_sliding:
+            continue
+        if type(layer) is not DynamicLayer:
+            raise ValueError(
+                f"model: {name} cannot be served: layer {index}: its cache is a {type(layer).__name__}, which keeps "
+                "more than the keys and values of full attention"
+            )
+        cache.layers[index] = watched[index] = _WatchedLayer(index)
     if not watched:
         return Facts({})
-    for index, layer in watched:
-        cache.layers[index] = layer
     try:
         with _quiet(model):
-            logits = _forward(model, cache)
+            answer = _forward(model, cache)
+            _check(watched, len(cache.layers))
             if compare_with is not None:
-                _compare(model, logits, compare_with)
-    except _NotEqualError as error:
+                _compare(model, answer, compare_with)
+    except _NotServedError as error:
         raise ValueError(f"model: {name} cannot be served: {error}") from None
     except Exception as error:
         raise ValueError(
             f"model: a forward of {_TOKENS} tokens through {name} failed, which use() tries a model with: "
             f"{type(error).__name__}: {error}. use(model, probe=False) skips it"
         ) from error
-    served: dict[int, LayerFacts] = {}
-    for index, layer in watched:
+    facts = {index: layer.seen.facts for index, layer in watched.items() if layer.seen.facts is not None}
+    return Facts(facts, _ranks(model))
+
+
+class _NotServedError(Exception):
+    """The reason."""
+
+
+def _check(watched: dict[int, _WatchedLayer], num_layers: int) -> None:
+    for index, layer in watched.items():
         reason = _reason(layer.seen)
         if reason:
-            raise ValueError(f"model: {name} cannot be served: layer {index}: {reason}")
-        if layer.seen.facts is not None:
-            served[index] = layer.seen.facts
-    if not served:
-        raise ValueError(
-            f"model: {name} cannot be served: none of its {len(cache.layers)} layers put keys and values into the "
-            "cache that it was given"
-        )
-    return Facts(served, _ranks(model))
+            raise _NotServedError(f"layer {index}: {reason}")
+    if not any(layer.seen.updates for layer in watched.values()):
+        raise _NotServedError(f"none of its {num_layers} layers put keys and values into the cache that it was given")
 
 
 def _reason(seen: _Seen) -> str:
@@ -184,17 +194,14 @@ def _reason(seen: _Seen) -> str:
     return seen.fault
 
 
-class _NotEqualError(Exception):
-    """The redirected model computes something else."""
-
-
 def _forward(model: PreTrainedModel, cache: Any) -> torch.Tensor:
-    parameters = inspect.signature(type(model).forward).parameters
+    """Return the hidden states after a few tokens: without the head, which has no cache and may be most of the work."""
+    decoder = model.base_model
+    parameters = inspect.signature(type(decoder).forward).parameters
     name = next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[0])
     config = model.config.get_text_config(decoder=True)
     ids = torch.arange(1, _TOKENS + 1, device=_device(model)) % config.vocab_size
-    output = model(input_ids=ids[None], use_cache=True, **{name: cache})
-    return output[0]
+    return decoder(input_ids=ids[None], use_cache=True, **{name: cache})[0]
 
 
 def _device(model: PreTrainedModel) -> torch.device:
@@ -203,16 +210,17 @@ def _device(model: PreTrainedModel) -> torch.device:
     return model.device if weight is None or weight.is_meta else weight.device
 
 
-def _compare(model: PreTrainedModel, logits: torch.Tensor, attention: str) -> None:
+def _compare(model: PreTrainedModel, answer: torch.Tensor, attention: str) -> None:
+    """Compare with what the model answers with its own attention and the stock cache."""
     own = model.config._attn_implementation
     switch(model, attention)
     try:
         stock = _forward(model, DynamicCache(config=model.config))
     finally:
         switch(model, own)
-    if not _close(stock, logits):
-        difference = float((stock - logits).abs().max())
-        raise _NotEqualError(f"with its attention redirected its logits differ by {difference:.3g}")
+    if not _close(stock, answer):
+        difference = float((stock - answer).abs().max())
+        raise _NotServedError(f"with its attention redirected its hidden states differ by {difference:.3g}")
 
 
 def switch(model: PreTrainedModel, attention: str) -> None:

@@ -34,7 +34,7 @@ def use(model: _Model, attention: str | None = None, *, probe: bool = True, **op
     attention
         ``"sdpa"`` or ``"eager"``: the arithmetic that attention is done with. None keeps the model's own.
     probe
-        Whether to try the model with a forward of four tokens, once: it tells which layers can be compressed, and
+        Whether to try the model with a forward of two tokens, once: it tells which layers can be compressed, and
         refuses a model that would compute something else. False trusts that.
     **options
         What a cache is made with: ``budget=512`` and whatever else :class:`BudgetedCache` takes.
