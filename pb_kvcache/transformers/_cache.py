@@ -131,6 +131,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             if type(layer) is DynamicLayer and (facts is None or index in facts.layers)
         )
         self._config = config
+        self._tried = facts is not None
         self._budgets = Budgets(
             len(self.compressed_layers),
             ranks=1 if facts is None else facts.ranks,
@@ -206,14 +207,19 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         before = _tokens_seen(layer)
         if before is None or before + new == self._seen:  # this layer's part of the step in hand
             return self._seen
-        others = [_tokens_seen(other) for other in self.layers]
-        if before != self._seen or any(other not in (None, 0, before) for other in others):
-            counts = sorted({other for other in others if other is not None})
+        counts = sorted({seen for other in self.layers if (seen := self._counted(other)) is not None})
+        if before != self._seen or counts not in ([], [before]):
             raise RuntimeError(
                 f"layer {layer_idx}: has seen {before} tokens where the step is at {self._seen} (layers have seen "
                 f"{', '.join(map(str, counts))}), because a step before this one failed half-way: cache.reset()"
             )
         return before + new
+
+    def _counted(self, layer: Any) -> int | None:
+        """Return the tokens that a layer has seen. None where it counts none, or may be one that text never reaches."""
+        seen = _tokens_seen(layer)
+        reached = self._tried and isinstance(layer, BudgetedLayer)
+        return seen if seen or reached else None
 
     def _check_chunk(self, layer: BudgetedLayer, new: int) -> None:
         """Warn where the prompt seems to come in chunks, of which only the first would be compressed."""

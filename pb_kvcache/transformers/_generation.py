@@ -147,6 +147,10 @@ class PrepareInputs(_Method):
         if inputs.get(name) is None:
             if cache.get_seq_length():
                 cache.reset()
+                if (
+                    kwargs.get("next_sequence_length") is not None
+                ):  # 5.2 drops the cache and yet gives the last token alone
+                    inputs = self.stock(*args, **{**kwargs, "next_sequence_length": None})
             inputs[name] = cache
         elif inputs[name] is not cache:
             raise RuntimeError(

@@ -267,8 +267,10 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
                 self._holder.place(self._key_buffer, self._value_buffer, keys[:, :, one], values[:, :, one])
                 slots = self._holder.slots
                 mask = self._holder.mask(are_tokens, query.device)
-                held = self._key_buffer[:, :, :slots]
-            result, own_weights = attend(query[:, :, one], held, self._value_buffer[:, :, :slots], mask)
+                held, held_values = self._key_buffer[:, :, :slots], self._value_buffer[:, :, :slots]
+                if query.requires_grad:  # the next token writes into what backward reads
+                    held, held_values = held.clone(), held_values.clone()
+            result, own_weights = attend(query[:, :, one], held, held_values, mask)
             outputs.append(result)
             if own_weights is not None:
                 rows.append(self._holder.ascending(own_weights.detach()))
