@@ -146,11 +146,14 @@ class PrepareInputs(_Method):
         name = next((name for name in CACHE_NAMES if name in inputs), CACHE_NAME)
         if inputs.get(name) is None:
             if cache.get_seq_length():
+                ids, whole = inputs.get("input_ids"), args[0] if args else kwargs.get("input_ids")
+                if ids is not None and whole is not None and ids.shape[1] < whole.shape[1]:
+                    raise RuntimeError(
+                        f"{type(self.model).__name__} dropped its cache of {cache.get_seq_length()} tokens to read them "
+                        "again, and this release of transformers gives it the last token alone, whatever the cache; a "
+                        "newer release gives it the whole text"
+                    )
                 cache.reset()
-                if (
-                    kwargs.get("next_sequence_length") is not None
-                ):  # 5.2 drops the cache and yet gives the last token alone
-                    inputs = self.stock(*args, **{**kwargs, "next_sequence_length": None})
             inputs[name] = cache
         elif inputs[name] is not cache:
             raise RuntimeError(
