@@ -149,9 +149,9 @@ class PrepareInputs(_Method):
                 ids, whole = inputs.get("input_ids"), args[0] if args else kwargs.get("input_ids")
                 if ids is not None and whole is not None and ids.shape[1] < whole.shape[1]:
                     raise RuntimeError(
-                        f"{type(self.model).__name__} dropped its cache of {cache.get_seq_length()} tokens to read them "
-                        "again, and this release of transformers gives it the last token alone, whatever the cache; a "
-                        "newer release gives it the whole text"
+                        f"{type(self.model).__name__} dropped its cache of {cache.get_seq_length()} tokens to read "
+                        "them again, and this release of transformers gives it the last token alone, with any "
+                        "cache; a newer release gives it the whole text"
                     )
                 cache.reset()
             inputs[name] = cache
