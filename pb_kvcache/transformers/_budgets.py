@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from .._amount import Amount, Curve, Kind, only_one
-from .._options import POOLING, REDUCE, at_least, choice, kernel_size
+from .._options import REDUCE, at_least, choice, pooling_options
 from .._plan import LayerPlan, plan
 from .._plan_file import load_plan
 
@@ -46,6 +46,7 @@ class Budgets:
         window: Any,
         kernel: Any,
         pooling: str,
+        edge: str,
         reduce: str,
         decode: str,
         compress: str,
@@ -53,10 +54,9 @@ class Budgets:
         # How positions are chosen.
         self.num_layers = num_layers
         self.window = at_least("window", window, 1)
-        self.kernel = kernel_size(kernel)
-        choice("pooling", pooling, POOLING)
+        self.kernel, _, _ = pooling_options(kernel, pooling, edge)
         choice("reduce", reduce, REDUCE)
-        self.pooling, self.reduce = pooling, reduce
+        self.pooling, self.edge, self.reduce = pooling, edge, reduce
         self.hold = choice("decode", decode, _HOLDS)
         self.chunked = choice("compress", compress, _CHUNKED)
 

@@ -63,8 +63,9 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         Share of the prompt that is kept, above 0 and at most 1, and at least ``window + 1`` positions.
     window
         Last queries of the prompt that choose. Their positions are always kept.
-    kernel, pooling
-        Neighbours, odd, over which scores are pooled, and how: ``"max"`` or ``"avg"``.
+    kernel, pooling, edge
+        Neighbours, odd, over which scores are pooled, and how: ``"max"`` or ``"avg"``, and whether an average divides
+        at the ends by the neighbours that there are, ``"count"``, or as if zeros lay beyond, ``"kernel"``.
     reduce
         How the query heads of a KV head become one score: ``"mean"``, ``"max"`` or ``"sum"``.
     decode
@@ -105,6 +106,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         window: int = 32,
         kernel: int = 7,
         pooling: str = "max",
+        edge: str = "count",
         reduce: str = "mean",
         decode: str = "grow",
         compress: str = "prompt",
@@ -146,6 +148,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             window=window,
             kernel=kernel,
             pooling=pooling,
+            edge=edge,
             reduce=reduce,
             decode=decode,
             compress=compress,
