@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from .._amount import Amount, Curve, Kind, only_one
+from .._head_plan import HeadPlan
 from .._options import REDUCE, at_least, choice, pooling_options
 from .._plan import LayerPlan, plan
 from .._plan_file import load_plan
@@ -97,6 +98,10 @@ class Budgets:
     def _check_plan(self, layer_plan: Any) -> npt.NDArray[np.int64]:
         if isinstance(layer_plan, (str, os.PathLike)):
             layer_plan = load_plan(layer_plan)
+        if isinstance(layer_plan, HeadPlan):
+            raise TypeError(
+                "plan: is a HeadPlan, and the heads of a layer hold the same here; plan.layer_plan() makes one of layers"
+            )
         if not isinstance(layer_plan, LayerPlan):
             raise TypeError(
                 "plan: must be a LayerPlan (pb_kvcache.plan makes one) or the path of a plan file, not "
