@@ -100,7 +100,7 @@ class Budgets:
             layer_plan = load_plan(layer_plan)
         if isinstance(layer_plan, HeadPlan):
             raise TypeError(
-                "plan: is a HeadPlan, and here the heads of a layer hold the same; plan.layer_plan() makes one of layers"
+                "plan: is a HeadPlan, and all heads of a layer hold the same; plan.layer_plan() makes one of layers"
             )
         if not isinstance(layer_plan, LayerPlan):
             raise TypeError(

@@ -120,7 +120,9 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             raise ValueError(
                 f"config: is of an encoder-decoder model; {type(self).__name__} serves decoder-only models"
             )
-        if (getattr(text, "num_kv_shared_layers", None) or 0) > 0 or any(getattr(text, "kv_sharing_modes", None) or ()):
+        if (getattr(text, "num_kv_shared_layers", None) or 0) > 0 or "reuse" in (
+            getattr(text, "kv_sharing_modes", None) or ()
+        ):
             raise ValueError(
                 "config: some layers of this model read the keys of others, which compression would change under them; "
                 "use DynamicCache"
