@@ -1,21 +1,32 @@
-"""A model's layers, heads, head size, dtype and sliding windows, from its ``config.json``. Needs no torch."""
+"""What a model caches in every layer, from its ``config.json``.
+
+The common families are known here and need no torch. The others are asked of the installed transformers
+(:mod:`pb_kvcache._meta_run`), which answers the same for the common ones: a test compares.
+"""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ._checks import integer, positive, uint32
 from ._dtypes import dtype_bits
+from ._filled_cache import LayerCache, common
+from ._meta_run import cached_layers
 from ._native import lib
+from ._text import read_json
 
 
 @dataclass(frozen=True)
 class _Family:
     """The members of a family's file, and what one that is missing means: the defaults of its transformers class."""
 
+    #: Layers, query heads and hidden size where the file does not say.
+    num_layers: int
+    num_heads: int
+    hidden_size: int
+    #: The names of these members.
     layers: str = "num_hidden_layers"
     heads: str = "num_attention_heads"
     hidden: str = "hidden_size"
@@ -31,17 +42,17 @@ class _Family:
 
 
 FAMILIES: dict[str, _Family] = {
-    "gemma": _Family(kv_heads=16, head_dim=256),
-    "gemma2": _Family(kv_heads=4, head_dim=256, sliding=2, window=4096),
-    "gemma3_text": _Family(kv_heads=4, head_dim=256, sliding=6, window=4096),
-    "gpt2": _Family(layers="n_layer", heads="n_head", hidden="n_embd"),
-    "llama": _Family(),
-    "mistral": _Family(kv_heads=8, sliding="all", window=4096),
-    "mixtral": _Family(kv_heads=8, sliding="all"),
-    "phi": _Family(),
-    "phi3": _Family(sliding="all"),
-    "qwen2": _Family(kv_heads=32, sliding="deep", window=4096),
-    "qwen3": _Family(kv_heads=32, head_dim=128, sliding="deep", window=4096),
+    "gemma": _Family(28, 16, 3072, kv_heads=16, head_dim=256),
+    "gemma2": _Family(26, 8, 2304, kv_heads=4, head_dim=256, sliding=2, window=4096),
+    "gemma3_text": _Family(26, 8, 2304, kv_heads=4, head_dim=256, sliding=6, window=4096),
+    "gpt2": _Family(12, 12, 768, layers="n_layer", heads="n_head", hidden="n_embd"),
+    "llama": _Family(32, 32, 4096),
+    "mistral": _Family(32, 32, 4096, kv_heads=8, sliding="all", window=4096),
+    "mixtral": _Family(32, 32, 4096, kv_heads=8, sliding="all"),
+    "phi": _Family(24, 32, 2048),
+    "phi3": _Family(32, 32, 3072, sliding="all"),
+    "qwen2": _Family(32, 32, 4096, kv_heads=32, sliding="deep", window=4096),
+    "qwen3": _Family(32, 32, 4096, kv_heads=32, head_dim=128, sliding="deep", window=4096),
 }
 
 #: Files of several parts whose language model lies in ``text_config`` and may not say what it is.
@@ -56,20 +67,27 @@ class ModelConfig:
     ----------
     family
         The ``model_type`` of its language model.
-    num_layers, num_kv_heads, head_dim
-        Layers, key-value heads of a layer, and elements of a head.
     dtype
         The element type that the file states, or None.
-    windows
-        Per layer, the positions that it attends to. None for a layer that attends to all.
+    layers
+        What every layer holds.
     """
 
     family: str
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
     dtype: str | None
-    windows: tuple[int | None, ...]
+    layers: tuple[LayerCache, ...]
+
+    @property
+    def num_kv_heads(self) -> int | None:
+        """Key-value heads of a layer. None: the layers differ."""
+        found: int | None = common(self.layers, "num_kv_heads")
+        return found
+
+    @property
+    def head_dim(self) -> int | None:
+        """Elements of a head's key, and of its value. None: the layers differ, or keys and values do."""
+        found: int | None = common(self.layers, "head_dim")
+        return found
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -79,60 +97,73 @@ def read_config(path: str | Path) -> ModelConfig:
     ------
     OSError
         The file cannot be read.
+    ImportError
+        Its family is not one of :data:`FAMILIES`, and torch or transformers is not installed.
     ValueError
         The file is not a JSON object, its family is not known, or a member is missing or contradicts another.
     """
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
+    content = file.read_bytes()
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, numbers of too many digits
-        raise ValueError(f"{file}: is no JSON file: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{file}: is no model configuration: must be a JSON object, not a {type(content).__name__}")
-    try:
-        return _parse(content)
+        return _parse(read_json(content))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file}: {error}") from None
+    except ImportError as error:
+        raise ImportError(f"{file}: {error}") from error
 
 
-def _parse(content: dict[str, Any]) -> ModelConfig:
+def _parse(content: Any) -> ModelConfig:
+    if not isinstance(content, dict):
+        raise ValueError(f"must be a JSON object, not a {type(content).__name__}")
     text = content.get("text_config")
-    if text is None:
-        text = content
-    elif not isinstance(text, dict):
+    if text is not None and not isinstance(text, dict):
         raise ValueError("text_config: must be an object")
-    name = text.get("model_type")
-    if name is None:
-        name = _TEXT_OF.get(str(content.get("model_type")))
-    if not isinstance(name, str) or name not in FAMILIES:
-        stated = text.get("model_type", content.get("model_type"))
-        raise ValueError(f"model_type = {stated!r}: must be one of {', '.join(FAMILIES)}")
-    family = FAMILIES[name]
-    layers = _positive(text, family.layers)
+    text = content if text is None else text
+    dtype = _dtype(text, content)
+    name = text.get("model_type", _TEXT_OF.get(str(content.get("model_type"))))
+    if isinstance(name, str) and name in FAMILIES:
+        return ModelConfig(name, dtype, _layers(text, FAMILIES[name]))
+    whole = content if "model_type" in content else text
+    if not isinstance(whole.get("model_type"), str):
+        raise ValueError(f"model_type = {whole.get('model_type')!r}: must be a string")
+    family, layers = cached_layers(whole)
+    if not any(layer.elements for layer in layers):
+        raise ValueError(f"model_type = {family!r}: no layer of it holds keys and values, so there is nothing to plan")
+    return ModelConfig(family, dtype, layers)
+
+
+def _dtype(*parts: dict[str, Any]) -> str | None:
+    """Return the element type that the first of the parts states."""
+    for part in parts:
+        for key in ("dtype", "torch_dtype"):
+            dtype = part.get(key)
+            if dtype is None:
+                continue
+            if not isinstance(dtype, str):
+                raise ValueError(f"dtype = {dtype!r}: must be a string")
+            dtype_bits(dtype)
+            return dtype.removeprefix("torch.")
+    return None
+
+
+def _layers(text: dict[str, Any], family: _Family) -> tuple[LayerCache, ...]:
+    """Return every layer of a family that is known here."""
+    layers = _number(text, family.layers, family.num_layers)
     if layers > lib.PB_KVCACHE_STACK_MAX_LAYERS:
         raise ValueError(f"{family.layers} = {layers}: must be at most {lib.PB_KVCACHE_STACK_MAX_LAYERS}")
     kv_heads = _optional(text, "num_key_value_heads", family.kv_heads)
     if kv_heads is None:
-        kv_heads = _positive(text, family.heads)
+        kv_heads = _number(text, family.heads, family.num_heads)
     head_dim = _optional(text, "head_dim", family.head_dim)
     if head_dim is None:
-        hidden, heads = _positive(text, family.hidden), _positive(text, family.heads)
+        hidden = _number(text, family.hidden, family.hidden_size)
+        heads = _number(text, family.heads, family.num_heads)
         if hidden % heads:
             raise ValueError(f"{family.hidden} = {hidden}: must be a multiple of {family.heads} = {heads}")
         head_dim = hidden // heads
-    dtype = None
-    for part in (text, content):
-        for key in ("dtype", "torch_dtype"):
-            if dtype is None and part.get(key) is not None:
-                dtype = part[key]
-    if dtype is not None:
-        if not isinstance(dtype, str):
-            raise ValueError(f"dtype = {dtype!r}: must be a string")
-        dtype = dtype.removeprefix("torch.")
-        dtype_bits(dtype)
-    return ModelConfig(name, layers, kv_heads, head_dim, dtype, _windows(text, family, layers))
+    return tuple(LayerCache.of_heads(kv_heads, head_dim, window) for window in _windows(text, family, layers))
 
 
 def _windows(text: dict[str, Any], family: _Family, layers: int) -> tuple[int | None, ...]:
@@ -166,14 +197,16 @@ def _windows(text: dict[str, Any], family: _Family, layers: int) -> tuple[int | 
     return tuple(window if slide else None for slide in slides)
 
 
-def _positive(text: dict[str, Any], key: str) -> int:
-    if text.get(key) is None:
-        raise ValueError(f"{key}: must be given")
-    return positive(key, text[key])
+def _number(text: dict[str, Any], key: str, default: int) -> int:
+    """Return a member, or its default. Null is no number."""
+    number = _optional(text, key, default)
+    if number is None:
+        raise ValueError(f"{key} = null: must be an integer")
+    return number
 
 
 def _optional(text: dict[str, Any], key: str, default: int | None) -> int | None:
     """Return a member. Its default where it is missing, None where it is null."""
     if key not in text:
         return default
-    return None if text[key] is None else _positive(text, key)
+    return None if text[key] is None else positive(key, text[key])

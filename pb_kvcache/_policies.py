@@ -17,6 +17,7 @@ from ._policy import Policy
 from ._pyramidkv import PyramidKV
 from ._snapkv import SnapKV
 from ._stack import PyramidStack
+from ._text import printable
 
 
 def recent_window(budget: int) -> int:
@@ -165,10 +166,10 @@ def inverted(policy: str) -> bool:
 
 
 def label(policy: str) -> str:
-    """Return a policy's name as people write it."""
+    """Return a policy's name as people write it, in one printable line: a plan's file may be called anything."""
     row, argument = find(policy)
     shown = Path(argument).name if row.argument == "FILE" else argument
-    return row.label.format(shown) + (" (inverted)" if inverted(policy) else "")
+    return row.label.format(printable(shown)) + (" (inverted)" if inverted(policy) else "")
 
 
 def colour(policy: str, policies: Sequence[str]) -> str:

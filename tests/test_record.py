@@ -71,6 +71,8 @@ def test_a_missing_extra_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
         ({"-o": "trace.txt"}, "output = trace.txt: must end in .npz"),
         ({"-o": "nowhere/trace.npz"}, "output: there is no folder"),
         ({"--tokens": "1"}, "tokens = 1: must be at least 2"),
+        ({"--model": ".", "--device": "abacus"}, "device = 'abacus': torch cannot use it here"),
+        ({"--model": ".", "--device": "cuda:99"}, "device = 'cuda:99': torch cannot use it here"),
         ({"--text": "latin1.txt"}, "latin1.txt is not UTF-8"),
     ],
 )
@@ -161,16 +163,22 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
         record.load_model(junk)
 
 
-def test_a_folder_is_recorded_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = small_model("llama")
+def save_tiny(model: Any, folder: Path) -> list[str]:
+    """Save a model with a tokenizer of 60 words, and return the words."""
     import tokenizers
     import transformers
 
     words = [f"w{i}" for i in range(60)]
     plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(dict(zip(words, range(60), strict=True)), unk_token="w0"))
     plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=plain).save_pretrained(tmp_path / "tiny")
-    model.save_pretrained(tmp_path / "tiny")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return words
+
+
+def test_a_folder_is_recorded_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = small_model("llama")
+    words = save_tiny(model, tmp_path / "tiny")
     text, output = tmp_path / "text.txt", tmp_path / "tiny.npz"
     text.write_text(" ".join(words[i] for i in IDS), encoding="utf-8")
     sources = ["--text-licence", "none", "--model-licence", "MIT", "--kv-dtype", "bfloat16", "--name", "mine"]
@@ -186,6 +194,35 @@ def test_a_folder_is_recorded_through_the_command(tmp_path: Path, capsys: pytest
     assert (trace.metadata["kv_dtype"], trace.bytes_per_position) == ("bfloat16", 2 * 2 * 8 * 2)
     for step in range(1, 30):
         np.testing.assert_allclose(trace.rows(step), wanted.rows(step), atol=1e-3)
+
+
+def test_two_texts_and_a_dtype_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers", reason="needs the transformers extra")
+    model = small_model("llama")
+    words = save_tiny(model, tmp_path / "tiny")
+    names = []
+    for text_name, dtype, kv_dtype in (("news", "float32", "float16"), ("code", "bfloat16", "bfloat16")):
+        text, output = tmp_path / f"{text_name}.txt", tmp_path / f"{text_name}.npz"
+        text.write_text(" ".join(words[i] for i in IDS), encoding="utf-8")
+        arguments = ["--model", str(tmp_path / "tiny"), "--text", str(text), "-o", str(output), "--tokens", "30"]
+        assert cli.main(["record", *arguments, "--dtype", dtype, "--device", "cpu"]) == 0
+        trace = traces.load(output)
+        names.append(trace.name)
+        assert (trace.metadata["dtype"], trace.metadata["kv_dtype"]) == (dtype, kv_dtype)
+        assert trace.bytes_per_position == 2 * 2 * 8 * 2
+        wanted = record.record_ids(model, IDS[:30])
+        for step in range(1, 30):
+            np.testing.assert_allclose(trace.rows(step), wanted.rows(step), atol=1e-3 if dtype == "float32" else 2e-2)
+    assert names == ["tiny on news", "tiny on code"]
+    assert "3 layers, 30 tokens" in capsys.readouterr().out
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the transformers extra")
+    config = transformers.MambaConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, state_size=8)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with pytest.raises(ValueError, match="model: mamba (has no layer that caches|does not run)"):
+        record.record_ids(model, IDS)
 
 
 # --- the real one

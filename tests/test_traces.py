@@ -203,8 +203,13 @@ def test_what_a_trace_hands_out_cannot_be_changed() -> None:
 def test_bytes_per_position_counts_keys_and_values_of_one_layer() -> None:
     assert small_trace().bytes_per_position == 2 * 2 * 4 * 2
     assert traces.funnel(1, 10).bytes_per_position is None
+    for elements, expected in ((24, 48), ([24, 64], None)):
+        metadata = {"kv_elements": elements, "kv_dtype": "float16"}
+        assert traces.pack("t", np.zeros((2, 1, 3, 3), np.float32), metadata=metadata).bytes_per_position == expected
     with pytest.raises(ValueError, match="kv_dtype = 'int3': must be one of float64, float32"):
         traces.pack("bad", np.zeros((1, 2, 2)), {"num_kv_heads": 1, "head_dim": 1, "kv_dtype": "int3"})
+    with pytest.raises(ValueError, match="kv_elements = 0"):
+        traces.pack("bad", np.zeros((1, 2, 2)), {"kv_elements": [8, 0], "kv_dtype": "int8"})
     with pytest.raises(ValueError, match="head_dim = 0"):
         traces.pack("bad", np.zeros((1, 2, 2)), {"num_kv_heads": 1, "head_dim": 0, "kv_dtype": "int8"})
 

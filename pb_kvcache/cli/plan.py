@@ -12,10 +12,12 @@ from typing import Any
 from rich.table import Table
 
 from .. import LayerPlan, plan
-from .._amount import SHAPES
-from .._dtypes import DTYPE_BITS, cache_nbytes
+from .._amount import SHAPES, Amount
+from .._checks import positive
+from .._dtypes import DTYPE_BITS, dtype_bits
 from .._files import replacing
-from .._model_config import FAMILIES, ModelConfig, read_config
+from .._filled_cache import LayerCache, common
+from .._model_config import FAMILIES, read_config
 from .._text import read_json
 from ._output import console, print_json, print_table
 from .budget import MAX_LAYERS, bar
@@ -42,8 +44,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     which.add_argument(
         "--model",
         metavar="PATH",
-        help=f"a transformers config.json, or its folder ({', '.join(FAMILIES)}): gives layers, heads, head size and "
-        "dtype. Layers with a sliding window are left out of the plan",
+        help="a transformers config.json, or its folder: gives layers, heads, head size and dtype. Layers with a "
+        "sliding window, and those that hold no keys and values, are left out of the plan. Needs the extra "
+        f"'transformers' for families other than {', '.join(FAMILIES)}",
     )
     model.add_argument("--kv-heads", type=int, metavar="N", help="key-value heads of a layer")
     model.add_argument("--head-dim", type=int, metavar="N", help="elements of a head")
@@ -116,36 +119,38 @@ class _Request:
 
     def __init__(self, args: argparse.Namespace) -> None:
         model = None if args.model is None else read_config(args.model)
-        self.model: ModelConfig | None = model
-        self.layers: int = args.layers if model is None else model.num_layers
-        if self.layers > MAX_LAYERS:
-            raise ValueError(f"--layers {self.layers}: must be at most {MAX_LAYERS}")
+        self.family: str | None = None if model is None else model.family
+        if model is None and args.layers > MAX_LAYERS:
+            raise ValueError(f"--layers {args.layers}: must be at most {MAX_LAYERS}")
         for name in ("max", "sequence"):
             if getattr(args, name) is not None and getattr(args, name) <= 0:
                 raise ValueError(f"--{name} {getattr(args, name)}: must be greater than 0")
         self.sequence: int | None = args.max if args.sequence is None else args.sequence
-        self.windows: list[int | None] = [None] * max(self.layers, 0) if model is None else list(model.windows)
-        maximum = self.sequence if args.max is None else args.max
-        self.note = ""
-        if model is not None and self.windows and all(self.windows):
-            # No layer attends to more, so the windows bound the plan.
-            window = max(w for w in self.windows if w is not None)
-            maximum = window if maximum is None else min(maximum, window)
-            self.windows = [None] * self.layers
-            self.note = f"every layer slides over {window} positions: that is the most a budget can be"
-        self.planned = [layer for layer, window in enumerate(self.windows) if window is None]
+        self.dtype: str = args.dtype or (model.dtype if model else None) or "float16"
+        dtype_bits(self.dtype)
 
+        # What a position takes. Without a model and heads that is not known, and a layer of 1 element stands for it.
         self.kv_heads: int | None = args.kv_heads if args.kv_heads is not None or model is None else model.num_kv_heads
         self.head_dim: int | None = args.head_dim if args.head_dim is not None or model is None else model.head_dim
-        self.dtype: str = args.dtype or (model.dtype if model else None) or "float16"
-        if (self.kv_heads is None) != (self.head_dim is None):
+        given = args.kv_heads is not None or args.head_dim is not None
+        if given and (self.kv_heads is None or self.head_dim is None):
             raise ValueError("--kv-heads, --head-dim: both must be given, or neither")
+        self.layers = [LayerCache(1)] * max(args.layers, 0) if model is None else list(model.layers)
+        if given and self.kv_heads is not None and self.head_dim is not None:
+            heads, dim = positive("num_kv_heads", self.kv_heads), positive("head_dim", self.head_dim)
+            self.layers = [LayerCache.of_heads(heads, dim, c.window) if c.elements else c for c in self.layers]
+        self.sized = given or model is not None
 
-        self.plan = self._plan(args, maximum)
+        # Which layers are planned: those that hold every position, or, where all slide, those that slide.
+        holding = [layer for layer, cache in enumerate(self.layers) if cache.elements]
+        self.planned = [layer for layer in holding if self.layers[layer].window is None] or holding
+        self.bounded = any(self.layers[layer].window is not None for layer in self.planned)
+        most = self.sequence if args.max is None else args.max
+        self.plan = self._plan(args, [self._held(layer, most) for layer in self.planned] if self.bounded else most)
 
-    def _plan(self, args: argparse.Namespace, maximum: int | None) -> LayerPlan:
-        """Return the plan of the layers that have no window of their own."""
-        layers = self.layers if self.model is None else len(self.planned)
+    def _plan(self, args: argparse.Namespace, maximum: Any) -> LayerPlan:
+        """Return the plan of the planned layers."""
+        layers = args.layers if args.model is None else len(self.planned)
         options: dict[str, Any] = {
             "shape": args.shape,
             "ratio": args.ratio,
@@ -156,54 +161,71 @@ class _Request:
             "multiple_of": args.block,
         }
         if args.memory is not None:
-            if self.kv_heads is None or self.head_dim is None:
+            if not self.sized:
                 raise ValueError("--memory: needs --kv-heads and --head-dim, or --model")
-            windows = self._window_bytes()
-            left = parse_size(args.memory) - windows
+            elements = common((self.layers[layer] for layer in self.planned), "elements")
+            if elements is None:
+                raise ValueError("--memory: a position takes more in some layers than in others; give --budget")
+            others = self.nbytes({layer: held for layer, held in self.full().items() if layer not in self.planned})
+            left = parse_size(args.memory) - others
             if left < 0:
                 raise ValueError(
-                    f"--memory {args.memory}: the layers with a sliding window take {windows} bytes of it already"
+                    f"--memory {args.memory}: the layers with a sliding window take {others} bytes of it already"
                 )
-            return LayerPlan.from_memory(left, self.kv_heads, self.head_dim, self.dtype, layers, **options)
+            bits = elements * dtype_bits(self.dtype)
+            return LayerPlan._of_amount(Amount.of("memory", left, "nbytes"), layers, options, position_bits=bits)
         if args.fraction is not None:
             if self.sequence is None:
                 raise ValueError("--fraction: needs --sequence, or --max")
             return LayerPlan.from_ratio(args.fraction, self.sequence, layers, **options)
         return plan(layers, args.budget, total=args.total, **options)
 
-    def _window_positions(self) -> int:
-        """Return the positions that the layers outside the plan hold."""
-        limit = self.sequence
-        return sum(w if limit is None else min(w, limit) for w in self.windows if w is not None)
+    def _held(self, layer: int, most: int | None) -> int:
+        """Return the positions that a layer holds without a plan, where it holds at most `most`. 0: not known."""
+        cache = self.layers[layer]
+        bounds = [bound for bound in (cache.window, most) if bound is not None]
+        return min(bounds, default=0) if cache.elements else 0
 
-    def bytes_of(self, positions: int) -> int | None:
-        """Return the bytes of so many positions of one layer. None where heads and their size are not known."""
-        if self.kv_heads is None or self.head_dim is None:
-            return None
-        return cache_nbytes(positions, self.kv_heads, self.head_dim, self.dtype)
+    def full(self) -> dict[int, int]:
+        """Return the positions of every layer without a plan. Those of a layer without a window need the sequence."""
+        return {layer: self._held(layer, self.sequence) for layer in range(len(self.layers))}
 
-    def _window_bytes(self) -> int:
-        return self.bytes_of(self._window_positions()) or 0
+    def with_plan(self) -> dict[int, int]:
+        """Return the positions of every layer with the plan."""
+        return self.full() | dict(zip(self.planned, self.plan.budgets.tolist(), strict=True))
+
+    def nbytes(self, positions: dict[int, int]) -> int:
+        """Return the bytes of so many positions of each of the layers, rounded up to a whole byte."""
+        elements = sum(self.layers[layer].elements * count for layer, count in positions.items())
+        return -(-elements * dtype_bits(self.dtype) // 8)
 
     def summary(self) -> dict[str, Any]:
         """Return the plan and what follows from it, ready for JSON."""
-        positions = self.plan.total + self._window_positions()
-        full = None if self.sequence is None else self.sequence * len(self.planned) + self._window_positions()
+        held, full = self.with_plan(), None if self.sequence is None else self.full()
+        positions, full_positions = sum(held.values()), None if full is None else sum(full.values())
+        windows = [cache.window for cache in self.layers]
+        saving = None
+        if full is not None and full_positions:
+            # In bytes where they are known: the layers may differ in what a position takes.
+            kept, of = (self.nbytes(held), self.nbytes(full)) if self.sized else (positions, full_positions)
+            saving = 1 - kept / of
         return self.plan.to_dict() | {
             "offsets": self.plan.offsets.tolist(),
-            "family": None if self.model is None else self.model.family,
-            "model_layers": self.layers,
+            "family": self.family,
+            "model_layers": len(self.layers),
             "planned_layers": self.planned,
-            "windows": self.windows if any(self.windows) else None,
+            "windows": windows if any(windows) else None,
+            "layers_without_cache": [layer for layer, cache in enumerate(self.layers) if not cache.elements],
             "sequence_length": self.sequence,
             "num_kv_heads": self.kv_heads,
             "head_dim": self.head_dim,
-            "dtype": self.dtype if self.kv_heads is not None else None,
+            "elements_per_position": [cache.elements for cache in self.layers] if self.sized else None,
+            "dtype": self.dtype if self.sized else None,
             "positions": positions,
-            "nbytes": self.bytes_of(positions),
-            "full_positions": full,
-            "full_nbytes": None if full is None else self.bytes_of(full),
-            "saving": None if full is None else 1 - positions / full,
+            "nbytes": self.nbytes(held) if self.sized else None,
+            "full_positions": full_positions,
+            "full_nbytes": None if full is None or not self.sized else self.nbytes(full),
+            "saving": saving,
         }
 
 
@@ -238,21 +260,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _table(request: _Request) -> Table:
     table = Table(box=None, pad_edge=False)
-    known = request.bytes_of(1) is not None
-    for name in ("layer", "budget", *(["bytes"] if known else [])):
+    for name in ("layer", "budget", *(["bytes"] if request.sized else [])):
         table.add_column(name, justify="right")
     table.add_column("")
-    budgets = iter(request.plan.budgets.tolist())
     most = int(request.plan.budgets.max())
-    for layer, window in enumerate(request.windows):
-        if window is None:
-            budget = next(budgets)
-            mark = bar(budget, most)
-        else:
-            budget = window if request.sequence is None else min(window, request.sequence)
+    for layer, held in request.with_plan().items():
+        if layer in request.planned:
+            mark = bar(held, most)
+        elif request.layers[layer].elements:
             mark = "sliding window, not planned"
-        nbytes = request.bytes_of(budget)
-        table.add_row(str(layer), str(budget), *([] if nbytes is None else [format_size(nbytes)]), mark)
+        else:
+            mark = "no keys and values of its own"
+        nbytes = [format_size(request.nbytes({layer: held}))] if request.sized else []
+        table.add_row(str(layer), str(held), *nbytes, mark)
     return table
 
 
@@ -261,20 +281,26 @@ def _lines(request: _Request, summary: dict[str, Any]) -> list[str]:
     lines = [str(request.plan).splitlines()[-1]]
     if request.plan.total != request.plan.requested:
         lines = str(request.plan).splitlines()[-2:]
-    if request.note:
-        lines.append(request.note)
-    if summary["windows"] is not None:
-        lines.append(f"with the sliding windows {summary['positions']} positions in {request.layers} layers")
-    if summary["nbytes"] is not None:
-        lines.append(
-            f"{format_size(summary['nbytes'])} for {request.kv_heads} key-value heads of {request.head_dim} "
-            f"{request.dtype} elements"
-        )
+    windows = [cache.window for cache in request.layers if cache.window is not None]
+    if request.bounded:
+        each = f"{windows[0]} positions" if len(set(windows)) == 1 else f"{min(windows)} to {max(windows)} positions"
+        lines.append(f"every layer slides over {each}: that is the most a budget can be")
+    elif windows:
+        lines.append(f"with the sliding windows {summary['positions']} positions in {len(request.layers)} layers")
+    if summary["layers_without_cache"]:
+        lines.append(f"{len(summary['layers_without_cache'])} layers hold no keys and values of the prompt")
+    if request.sized:
+        elements = sorted({cache.elements for cache in request.layers if cache.elements})
+        what = f"{request.kv_heads} key-value heads of {request.head_dim} {request.dtype} elements"
+        if request.kv_heads is None or request.head_dim is None:
+            what = f"{' or '.join(map(str, elements))} {request.dtype} elements a position and layer"
+        lines.append(f"{format_size(summary['nbytes'])} for {what}")
     if summary["saving"] is not None:
         full = f"{summary['full_positions']} positions"
         if summary["full_nbytes"] is not None:
             full += f", {format_size(summary['full_nbytes'])}"
-        lines.append(f"saves {summary['saving']:.1%} of the full cache at {request.sequence} tokens ({full})")
+        cache = "the full cache" if request.family is None else "what the model itself would hold"
+        lines.append(f"saves {summary['saving']:.1%} of {cache} at {request.sequence} tokens ({full})")
     return lines
 
 

@@ -22,19 +22,23 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="record a decoder's attention as a trace",
         description=(
             "Run the first tokens of a text through a decoder on this machine and save every layer's attention, mean "
-            "over heads, as a trace for 'pb-kvcache bench --trace'. Needs pip install 'pb-kvcache[transformers]'."
+            "over heads, as a trace for 'pb-kvcache bench --trace'. Of a hybrid: the layers with attention. "
+            "Needs pip install 'pb-kvcache[transformers]'."
         ),
     )
     parser.add_argument("--model", type=Path, required=True, help="a folder as transformers saves one, or a .gguf file")
     parser.add_argument("--text", type=Path, required=True, help="the text, UTF-8")
     parser.add_argument("--tokens", type=int, default=512, help="tokens to record (default 512)")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the trace file, .npz")
-    parser.add_argument("--name", help="what reports call it (default: the model's name)")
+    parser.add_argument("--name", help="what reports call it (default: the model's name and the text's)")
+    parser.add_argument(
+        "--dtype", choices=record.DTYPES, default="float32", help="what the model computes in (default float32)"
+    )
+    parser.add_argument("--device", default="cpu", help="where it computes: cpu, cuda, cuda:1, mps (default cpu)")
     parser.add_argument(
         "--kv-dtype",
         choices=list(DTYPE_BITS),
-        default="float16",
-        help="how the model's K and V are stored (default float16)",
+        help="how the model's K and V are stored where it serves (default: --dtype, or float16 where that is float32)",
     )
     parser.add_argument("--model-source", help="where the model comes from, for the record")
     parser.add_argument("--model-licence", help="the model's licence, for the record")
@@ -60,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     metadata: dict[str, Any] = {
         part: {key: value for key, value in fields.items() if value is not None} for part, fields in sources.items()
     }
-    metadata["kv_dtype"] = args.kv_dtype
+    if args.kv_dtype is not None:
+        metadata["kv_dtype"] = args.kv_dtype
     console = Console(file=sys.stderr)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("recording", total=args.tokens)
@@ -69,10 +74,16 @@ def run(args: argparse.Namespace) -> int:
             text,
             args.tokens,
             name=args.name,
+            text_name=args.text.stem,
             metadata=metadata,
+            dtype=args.dtype,
+            device=args.device,
             progress=lambda done: bar.update(task, completed=done),
         )
     traces.save(args.output, trace)
     size = args.output.stat().st_size
-    say(f"{args.output}: {trace.num_layers} layers, {trace.length} tokens, {size:,} bytes")
+    layers = f"{trace.num_layers} layers"
+    if trace.num_layers != trace.metadata["model_layers"]:
+        layers += f" with attention of {trace.metadata['model_layers']}"
+    say(f"{args.output}: {layers}, {trace.length} tokens, {size:,} bytes")
     return 0

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._policies import colour, find, inverted, label
-from .._text import printable
 from .bench import Results
 from .findings import layers, pyramids_of, uniform_of
 
@@ -54,7 +53,7 @@ def plots(results: Results) -> Iterator[tuple[str, str, Figure]]:
 
 
 def _style(policy: str, policies: Sequence[str]) -> dict[str, Any]:
-    style: dict[str, Any] = {"color": colour(policy, policies), "label": printable(label(policy)), "linewidth": 1.5}
+    style: dict[str, Any] = {"color": colour(policy, policies), "label": label(policy), "linewidth": 1.5}
     if not find(policy)[0].bounded:
         style |= {"linestyle": (0, (5, 3)), "linewidth": 1.2}
     elif policy == "pyramidkv:1":

@@ -33,8 +33,8 @@ class Trace(ABC):
         Positions in the sequence, greater than 1. Position 0 is there from the start, so there are ``length - 1``
         steps.
     metadata
-        Where it comes from, as JSON values. :attr:`bytes_per_position` follows from `num_kv_heads`, `head_dim` and
-        `kv_dtype`, where they are given.
+        Where it comes from, as JSON values. :attr:`bytes_per_position` follows from `kv_dtype` and `kv_elements`, or
+        from `kv_dtype`, `num_kv_heads` and `head_dim`, where they are given.
     """
 
     def __init__(self, name: str, num_layers: int, length: int, metadata: Mapping[str, Any] | None = None) -> None:
@@ -101,16 +101,23 @@ def checked_layers(value: Any) -> int:
 
 
 def _bytes_per_position(metadata: Mapping[str, Any]) -> int | None:
-    keys = ("num_kv_heads", "head_dim", "kv_dtype")
-    if any(metadata.get(key) is None for key in keys):
+    dtype = metadata.get("kv_dtype")
+    stated = {
+        key: metadata[key] for key in ("num_kv_heads", "head_dim", "kv_elements") if metadata.get(key) is not None
+    }
+    for key, value in stated.items():
+        for number in value if key == "kv_elements" and isinstance(value, list) else [value]:
+            if not 0 < integer(key, number) <= 2**20:
+                raise ValueError(f"{key} = {number}: must be between 1 and {2**20}")
+    if dtype is None:
         return None
-    heads, dim, dtype = (metadata[key] for key in keys)
-    for key, value in (("num_kv_heads", heads), ("head_dim", dim)):
-        if not 0 < integer(key, value) <= 2**20:
-            raise ValueError(f"{key} = {value}: must be between 1 and {2**20}")
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise ValueError(f"kv_dtype = {dtype!r}: must be one of {', '.join(DTYPE_BITS)}")
-    return 2 * int(heads) * int(dim) * DTYPE_BITS[dtype] // 8
+    elements = stated.get("kv_elements")
+    if elements is None and "num_kv_heads" in stated and "head_dim" in stated:
+        elements = 2 * int(stated["num_kv_heads"]) * int(stated["head_dim"])
+    # A list has one entry a layer, and no one number for all of them.
+    return None if elements is None or isinstance(elements, list) else int(elements) * DTYPE_BITS[dtype] // 8
 
 
 def _largest(rows: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
