@@ -21,6 +21,7 @@ except ImportError as _error:
     ) from _error
 
 from ._cache import BudgetedCache, PyramidKVCache
+from ._loglikelihood import ContinuationScore, loglikelihood
 from ._report import CacheLayerReport, CacheReport, CacheSequenceReport
 from ._use import compressed, use
 
@@ -29,8 +30,10 @@ __all__ = [
     "CacheLayerReport",
     "CacheReport",
     "CacheSequenceReport",
+    "ContinuationScore",
     "PyramidKVCache",
     "compressed",
+    "loglikelihood",
     "use",
 ]
 
