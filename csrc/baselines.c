@@ -96,18 +96,22 @@ static const pb_kvcache_priv_rules scissorhands_rules = {.observe = scissorhands
 
 /* ---- What they are made from. ---- */
 
+/* A params struct is a row of uint32_t: the budget, a second parameter or none, and `spare`. */
+#define MOST_PARAMS 3
+
 typedef struct baseline {
     const pb_kvcache_priv_rules *rules;
     enum { BUDGET_ALONE, RECENT_WINDOW, SINKS } second; /* what follows the budget in the params */
-    uint32_t defaults[2];
+    uint32_t defaults[MOST_PARAMS];
 } baseline;
 
 static pb_kvcache_status shape_of(const baseline *policy, const void *params, pb_kvcache_priv_shape *shape)
 {
-    uint32_t values[2] = {0, 0}; /* every params struct is one or two uint32_t */
-    memcpy(values, params == NULL ? policy->defaults : params,
-           (policy->second == BUDGET_ALONE ? 1 : 2) * sizeof values[0]);
+    uint32_t values[MOST_PARAMS] = {0};
+    const size_t count = policy->second == BUDGET_ALONE ? MOST_PARAMS - 1 : MOST_PARAMS;
+    memcpy(values, params == NULL ? policy->defaults : params, count * sizeof values[0]);
     const uint32_t budget = values[0];
+    const uint32_t spare = values[count - 1];
     const uint32_t recent_window = policy->second == RECENT_WINDOW ? values[1] : 0;
     const uint32_t sinks = policy->second == SINKS ? values[1] : 0;
     if (budget == 0) {
@@ -119,12 +123,13 @@ static pb_kvcache_status shape_of(const baseline *policy, const void *params, pb
     if (sinks >= budget) {
         return PB_KVCACHE_ERROR_SINKS;
     }
-    if (budget == UINT32_MAX) {
+    const uint64_t capacity = (uint64_t)budget + 1 + spare;
+    if (capacity > UINT32_MAX) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
     *shape = (pb_kvcache_priv_shape){.rules = policy->rules,
                                      .effective = budget,
-                                     .capacity = budget + 1,
+                                     .capacity = (uint32_t)capacity,
                                      .recent_window = recent_window,
                                      .sinks = sinks,
                                      .doubles = policy->rules->score == NULL ? 0 : 1};

@@ -111,6 +111,14 @@ size_t pb_kvcache_priv_evict(pb_kvcache *policy, uint32_t budget, uint32_t *vict
 size_t pb_kvcache_priv_memory_bytes(const pb_kvcache *policy);
 void pb_kvcache_priv_destroy(pb_kvcache *policy);
 
+/* What an eviction is asked beside its budget: PB_KVCACHE_ERROR_PLAN_MULTIPLE, _OPTION. */
+pb_kvcache_status pb_kvcache_priv_rows_asked_ok(uint32_t multiple_of, pb_kvcache_row_set which);
+
+/* Drop `count` positions, as many as pb_kvcache_evict_rows_count says, and tell the rows that leave or stay. `rows` may
+ * be NULL, and `victims` where nothing is dropped. */
+void pb_kvcache_priv_drop(pb_kvcache *policy, size_t count, uint32_t *victims, pb_kvcache_row_set which,
+                          uint32_t *rows);
+
 /* Close the gaps that the chosen ascending indices leave in an array of `n` elements of `size` bytes. */
 void pb_kvcache_priv_close_gaps(void *array, size_t n, size_t size, const uint32_t *chosen, size_t count);
 

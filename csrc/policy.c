@@ -112,17 +112,26 @@ static size_t candidates(const pb_kvcache *policy, size_t *first)
 
 size_t pb_kvcache_evict_count(const pb_kvcache *policy, uint32_t budget)
 {
-    if (policy == NULL) {
+    return pb_kvcache_evict_rows_count(policy, budget, 1);
+}
+
+size_t pb_kvcache_evict_rows_count(const pb_kvcache *policy, uint32_t budget, uint32_t multiple_of)
+{
+    if (policy == NULL || multiple_of == 0) {
         return 0;
     }
-    const size_t target = budget < policy->shape.effective ? budget : policy->shape.effective;
-    if (policy->kept_count <= target) {
+    uint64_t target = budget < policy->shape.effective ? budget : policy->shape.effective;
+    if (policy->kept_count <= target / multiple_of * multiple_of) {
         return 0;
     }
     size_t first;
-    const size_t excess = policy->kept_count - target;
-    const size_t most = candidates(policy, &first);
-    return excess < most ? excess : most;
+    const size_t safe = policy->kept_count - candidates(policy, &first); /* what no eviction drops */
+    const uint64_t least = safe > 0 ? safe : target > 0;
+    target = target / multiple_of * multiple_of;
+    if (target < least) {
+        target = (least + multiple_of - 1) / multiple_of * multiple_of;
+    }
+    return policy->kept_count > target ? policy->kept_count - (size_t)target : 0;
 }
 
 void pb_kvcache_priv_close_gaps(void *array, size_t n, size_t size, const uint32_t *chosen, size_t count)
@@ -135,15 +144,78 @@ void pb_kvcache_priv_close_gaps(void *array, size_t n, size_t size, const uint32
     }
 }
 
+/* The rows that leave, or those that stay where n positions are kept and `chosen` of them leave. */
+static void tell_rows(const uint32_t *chosen, size_t count, size_t n, pb_kvcache_row_set which, uint32_t *rows)
+{
+    if (which == PB_KVCACHE_ROWS_VICTIMS) {
+        memcpy(rows, chosen, count * sizeof *rows);
+        return;
+    }
+    uint32_t row = 0;
+    for (size_t i = 0; i <= count; ++i, ++row) {
+        for (const size_t end = i < count ? chosen[i] : n; row < end; ++row) {
+            *rows++ = row;
+        }
+    }
+}
+
+pb_kvcache_status pb_kvcache_evict_rows(pb_kvcache *policy, uint32_t budget, uint32_t multiple_of,
+                                        pb_kvcache_row_set which, uint32_t *victims, size_t victims_capacity,
+                                        uint32_t *rows, size_t rows_capacity)
+{
+    const size_t count = pb_kvcache_evict_rows_count(policy, budget, multiple_of);
+    if (policy == NULL || (victims == NULL && count > 0)) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    const pb_kvcache_status status = pb_kvcache_priv_rows_asked_ok(multiple_of, which);
+    if (status != PB_KVCACHE_OK) {
+        return status;
+    }
+    const size_t told = which == PB_KVCACHE_ROWS_VICTIMS ? count : policy->kept_count - count;
+    if (victims_capacity < count || (rows != NULL && rows_capacity < told)) {
+        return PB_KVCACHE_ERROR_CAPACITY;
+    }
+    if (rows != NULL && pb_kvcache_priv_overlap(victims, count * sizeof *victims, rows, told * sizeof *rows)) {
+        return PB_KVCACHE_ERROR_OVERLAP;
+    }
+    pb_kvcache_priv_drop(policy, count, victims, which, rows);
+    return PB_KVCACHE_OK;
+}
+
+pb_kvcache_status pb_kvcache_priv_rows_asked_ok(uint32_t multiple_of, pb_kvcache_row_set which)
+{
+    if (multiple_of == 0) {
+        return PB_KVCACHE_ERROR_PLAN_MULTIPLE;
+    }
+    return which == PB_KVCACHE_ROWS_KEPT || which == PB_KVCACHE_ROWS_VICTIMS ? PB_KVCACHE_OK
+                                                                            : PB_KVCACHE_ERROR_OPTION;
+}
+
 size_t pb_kvcache_priv_evict(pb_kvcache *policy, uint32_t budget, uint32_t *victims, size_t capacity)
 {
     const size_t count = pb_kvcache_evict_count(policy, budget);
     if (count == 0 || victims == NULL || capacity < count) {
         return 0;
     }
+    pb_kvcache_priv_drop(policy, count, victims, PB_KVCACHE_ROWS_KEPT, NULL);
+    return count;
+}
+
+void pb_kvcache_priv_drop(pb_kvcache *policy, size_t count, uint32_t *victims, pb_kvcache_row_set which,
+                          uint32_t *rows)
+{
+    if (count == 0) { /* all rows stay */
+        for (uint32_t row = 0; rows != NULL && which == PB_KVCACHE_ROWS_KEPT && row < policy->kept_count; ++row) {
+            rows[row] = row;
+        }
+        return;
+    }
     size_t first;
     const size_t most = candidates(policy, &first);
     policy->shape.rules->choose(policy, first, most, count, victims); /* indices, not yet positions */
+    if (rows != NULL) {
+        tell_rows(victims, count, policy->kept_count, which, rows);
+    }
     if (policy->shape.rules->forget != NULL) {
         policy->shape.rules->forget(policy, victims, count);
     }
@@ -158,7 +230,6 @@ size_t pb_kvcache_priv_evict(pb_kvcache *policy, uint32_t budget, uint32_t *vict
         write += end - index - 1;
     }
     policy->kept_count -= count;
-    return count;
 }
 
 size_t pb_kvcache_priv_memory_bytes(const pb_kvcache *policy)

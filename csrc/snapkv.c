@@ -71,13 +71,14 @@ pb_kvcache_status pb_kvcache_priv_snapkv_shape(const pb_kvcache_snapkv_params *p
     if (params->pool_kernel % 2 == 0) {
         return PB_KVCACHE_ERROR_POOL_KERNEL;
     }
-    const uint32_t most = effective > params->budget ? effective : params->budget;
-    if (most == UINT32_MAX) {
+    const uint64_t most = effective > params->budget ? effective : params->budget;
+    const uint64_t capacity = most + 1 + params->spare;
+    if (capacity > UINT32_MAX) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
     *shape = (pb_kvcache_priv_shape){.rules = &snapkv_rules,
                                      .effective = effective,
-                                     .capacity = most + 1,
+                                     .capacity = (uint32_t)capacity,
                                      .recent_window = params->recent_window,
                                      .obs_window = params->obs_window,
                                      .pool_kernel = params->pool_kernel,

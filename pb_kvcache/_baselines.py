@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ._busy import in_turn, new_turn
-from ._checks import UINT32_MAX, float32_array, integer, shown, uint32, uint32_array
-from ._policy import Policy, bad_weight, with_attributes
+from ._checks import UINT32_MAX, float32_array, integer, positive, uint32, uint32_array
+from ._options import ROW_SETS, RowSet, choice
+from ._policy import Policy, asked_budget, bad_weight, with_attributes
 
 
 class SlidingWindow(Policy):
@@ -21,6 +22,8 @@ class SlidingWindow(Policy):
     ----------
     budget
         Positions kept, greater than 0.
+    spare
+        As for :class:`SnapKV`.
 
     Raises
     ------
@@ -38,10 +41,10 @@ class SlidingWindow(Policy):
 
     __slots__ = ()
     _NAME = "sliding_window"
-    _PARAMETERS = ("budget",)
+    _PARAMETERS = ("budget", "spare")
 
-    def __init__(self, budget: int = 512) -> None:
-        super().__init__(budget=budget)
+    def __init__(self, budget: int = 512, spare: int = 0) -> None:
+        super().__init__(budget=budget, spare=spare)
 
 
 class StreamingLLM(Policy):
@@ -55,6 +58,8 @@ class StreamingLLM(Policy):
         Positions kept, sinks included, greater than 0.
     sinks
         Positions 0 to ``sinks - 1`` are never dropped. Smaller than `budget`. 0 makes this a sliding window.
+    spare
+        As for :class:`SnapKV`.
 
     Raises
     ------
@@ -72,10 +77,10 @@ class StreamingLLM(Policy):
 
     __slots__ = ()
     _NAME = "streaming_llm"
-    _PARAMETERS = ("budget", "sinks")
+    _PARAMETERS = ("budget", "sinks", "spare")
 
-    def __init__(self, budget: int = 512, sinks: int = 4) -> None:
-        super().__init__(budget=budget, sinks=sinks)
+    def __init__(self, budget: int = 512, sinks: int = 4, spare: int = 0) -> None:
+        super().__init__(budget=budget, sinks=sinks, spare=spare)
 
 
 class H2O(Policy):
@@ -89,6 +94,8 @@ class H2O(Policy):
         Positions kept, greater than 0.
     recent_window
         Newest positions that are never dropped, fewer than `budget`.
+    spare
+        As for :class:`SnapKV`.
 
     Raises
     ------
@@ -108,10 +115,10 @@ class H2O(Policy):
 
     __slots__ = ()
     _NAME = "h2o"
-    _PARAMETERS = ("budget", "recent_window")
+    _PARAMETERS = ("budget", "recent_window", "spare")
 
-    def __init__(self, budget: int = 512, recent_window: int = 32) -> None:
-        super().__init__(budget=budget, recent_window=recent_window)
+    def __init__(self, budget: int = 512, recent_window: int = 32, spare: int = 0) -> None:
+        super().__init__(budget=budget, recent_window=recent_window, spare=spare)
 
 
 class TOVA(Policy):
@@ -126,6 +133,8 @@ class TOVA(Policy):
     ----------
     budget
         Positions kept, greater than 0.
+    spare
+        As for :class:`SnapKV`.
 
     Raises
     ------
@@ -143,10 +152,10 @@ class TOVA(Policy):
 
     __slots__ = ()
     _NAME = "tova"
-    _PARAMETERS = ("budget",)
+    _PARAMETERS = ("budget", "spare")
 
-    def __init__(self, budget: int = 512) -> None:
-        super().__init__(budget=budget)
+    def __init__(self, budget: int = 512, spare: int = 0) -> None:
+        super().__init__(budget=budget, spare=spare)
 
 
 class Scissorhands(Policy):
@@ -161,6 +170,8 @@ class Scissorhands(Policy):
         Positions kept, greater than 0.
     recent_window
         Newest positions that are never dropped, fewer than `budget`.
+    spare
+        As for :class:`SnapKV`.
 
     Raises
     ------
@@ -180,10 +191,10 @@ class Scissorhands(Policy):
 
     __slots__ = ()
     _NAME = "scissorhands"
-    _PARAMETERS = ("budget", "recent_window")
+    _PARAMETERS = ("budget", "recent_window", "spare")
 
-    def __init__(self, budget: int = 512, recent_window: int = 32) -> None:
-        super().__init__(budget=budget, recent_window=recent_window)
+    def __init__(self, budget: int = 512, recent_window: int = 32, spare: int = 0) -> None:
+        super().__init__(budget=budget, recent_window=recent_window, spare=spare)
 
 
 class FullCache(Policy):
@@ -240,9 +251,25 @@ class FullCache(Policy):
 
     def evict(self, budget: int | None = None) -> npt.NDArray[np.uint32]:
         """Drop nothing: an empty array, whatever the budget."""
-        if budget is not None and integer("budget", budget) < 0:
-            raise ValueError(f"budget = {shown(int(budget))}: must be 0 or more")
+        if budget is not None:
+            asked_budget(budget)
         return np.empty(0, np.uint32)
+
+    def evict_count(self, budget: int | None = None, multiple_of: int = 1) -> int:
+        """Return 0: nothing is ever dropped."""
+        if budget is not None:
+            asked_budget(budget)
+        positive("multiple_of", multiple_of)
+        return 0
+
+    def evict_rows(
+        self, budget: int | None = None, multiple_of: int = 1, which: RowSet = "kept"
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+        """Drop nothing, and tell the rows: all of them stay."""
+        victims = self.evict(budget)
+        positive("multiple_of", multiple_of)
+        kept = choice("which", which, ROW_SETS) == ROW_SETS["kept"]
+        return victims, np.arange(len(self) if kept else 0, dtype=np.uint32)
 
     @property
     def kept(self) -> npt.NDArray[np.uint32]:

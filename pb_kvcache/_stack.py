@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ._busy import TOKEN, in_turn, new_turn, refuse
-from ._checks import UINT32_MAX, float32_array, uint32, uint32_array
+from ._checks import UINT32_MAX, float32_array, positive, uint32, uint32_array
 from ._errors import CacheFullError, status_text
 from ._native import ffi, lib
+from ._options import ROW_SETS, RowSet, choice
 from ._policy import LayerCache, bad_weight, in_words, native_kept, seed_with, with_attributes, with_deep_attributes
 
 _F32 = np.dtype(np.float32)
@@ -21,7 +22,7 @@ _UINT32S = ffi.typeof("uint32_t[]")
 _NULL = ffi.NULL
 _OK: int = lib.PB_KVCACHE_OK
 _MAX_LAYERS: int = lib.PB_KVCACHE_STACK_MAX_LAYERS
-_PARAMETERS = ("num_layers", "budget", "pyramid_ratio", "recent_window", "obs_window", "pool_kernel")
+_PARAMETERS = ("num_layers", "budget", "pyramid_ratio", "recent_window", "obs_window", "pool_kernel", "spare")
 #: The parameters that a plan replaces.
 _UNPLANNED = ("budget", "pyramid_ratio")
 
@@ -59,7 +60,7 @@ class PyramidStack:
         Positions kept per layer on average, greater than 0. Not used with `plan`.
     pyramid_ratio
         The first layer's share over the last one's, greater than 0. Not used with `plan`.
-    recent_window, obs_window, pool_kernel
+    recent_window, obs_window, pool_kernel, spare
         As for :class:`SnapKV`, the same for every layer.
     plan
         The layers' budgets: a ``LayerPlan``, or anything else with `budgets`, or a sequence of `num_layers` integers.
@@ -114,6 +115,7 @@ class PyramidStack:
         obs_window: int = 16,
         pool_kernel: int = 7,
         plan: Any = None,
+        spare: int = 0,
     ) -> None:
         #: In the order of the C struct.
         self._params = {
@@ -123,6 +125,7 @@ class PyramidStack:
             "recent_window": uint32("recent_window", recent_window),
             "obs_window": uint32("obs_window", obs_window),
             "pool_kernel": uint32("pool_kernel", pool_kernel),
+            "spare": uint32("spare", spare),
         }
         self._plan = plan
         self._num_layers = self._params["num_layers"]
@@ -163,6 +166,8 @@ class PyramidStack:
             lib.PB_KVCACHE_ERROR_RECENT_WINDOW: f", must be greater than recent_window = {p['recent_window']}",
             lib.PB_KVCACHE_ERROR_TOO_LARGE: f": with {p} the capacity or the memory does not fit",
         }
+        if status == lib.PB_KVCACHE_ERROR_TOO_LARGE and self._fits_without_spare(budgets):
+            return f"spare = {p['spare']}: with {p} the capacity or the memory does not fit"
         if budgets is not None and status in planned:
             return f"plan: layer {layer} has a budget of {budgets[layer]}{planned[status]}"
         name, rule = {
@@ -175,6 +180,11 @@ class PyramidStack:
             lib.PB_KVCACHE_ERROR_TOO_LARGE: ("budget", f"with {p} the capacity or the memory does not fit"),
         }[status]
         return f"{name} = {p[name]}: {rule}"
+
+    def _fits_without_spare(self, budgets: npt.NDArray[np.uint32] | None) -> bool:
+        params = ffi.new("pb_kvcache_stack_params *", self._params | {"spare": 0})
+        planned = _NULL if budgets is None else ffi.from_buffer(_UINT32S, budgets)
+        return bool(lib.pb_kvcache_stack_check(params, planned, _NULL) == _OK)
 
     @property
     def num_layers(self) -> int:
@@ -329,9 +339,65 @@ class PyramidStack:
         finally:
             turn += TOKEN
 
-    def evict_count(self) -> int:
-        """Return how many positions :meth:`evict` would drop now, over all layers."""
-        return in_turn(self, self._turn, lib.pb_kvcache_stack_evict_count, self._stack)  # type: ignore[no-any-return]
+    def evict_count(self, multiple_of: int = 1) -> int:
+        """Return how many positions :meth:`evict_rows`, or :meth:`evict`, would drop now, over all layers."""
+        rows = positive("multiple_of", multiple_of)
+        return in_turn(  # type: ignore[no-any-return]
+            self, self._turn, lib.pb_kvcache_stack_evict_rows_count, self._stack, rows
+        )
+
+    def evict_rows(
+        self, multiple_of: int = 1, which: RowSet = "kept"
+    ) -> tuple[list[npt.NDArray[np.uint32]], list[npt.NDArray[np.uint32]]]:
+        """Every layer drops positions as in :meth:`evict`, and the rows are told too.
+
+        Parameters
+        ----------
+        multiple_of, which
+            As for :meth:`Policy.evict_rows`, the same for every layer.
+
+        Returns
+        -------
+        victims : list of numpy.ndarray
+            Each layer's dropped positions, uint32, ascending.
+        rows : list of numpy.ndarray
+            Each layer's rows, uint32, ascending: indices into what it kept before. Where every KV head has a cache,
+            ``rows[l * heads : (l + 1) * heads]`` is what :func:`compact` takes for layer l. All are views of one array.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`Policy.evict_rows`. Nothing has changed.
+        """
+        multiple = positive("multiple_of", multiple_of)
+        row_set = choice("which", which, ROW_SETS)
+        return in_turn(self, self._turn, self._evict_rows, multiple, row_set)
+
+    def _evict_rows(
+        self, multiple_of: int, which: int
+    ) -> tuple[list[npt.NDArray[np.uint32]], list[npt.NDArray[np.uint32]]]:
+        layers = self._num_layers
+        victims = np.empty(lib.pb_kvcache_stack_evict_rows_count(self._stack, multiple_of), np.uint32)
+        rows = np.empty((layers, max(lib.pb_kvcache_kept_count(layer._policy) for layer in self._layers)), np.uint32)
+        counts = np.empty(layers, np.uint32)
+        status = lib.pb_kvcache_stack_evict_rows(
+            self._stack,
+            multiple_of,
+            which,
+            ffi.from_buffer(_UINT32S, victims),
+            len(victims),
+            self._offsets,
+            layers + 1,
+            ffi.from_buffer(_UINT32S, rows),
+            rows.shape[1],
+            rows.size,
+            ffi.from_buffer(_UINT32S, counts),
+            layers,
+        )
+        if status != _OK:
+            raise RuntimeError(status_text(status))
+        told = [row[:count] for row, count in zip(rows, counts.tolist(), strict=True)]
+        return self._split(victims), told
 
     def _split(self, positions: npt.NDArray[np.uint32]) -> list[npt.NDArray[np.uint32]]:
         """Cut the layers' positions apart at the offsets that a call has just written."""

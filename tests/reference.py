@@ -33,15 +33,35 @@ class Refused(Exception):  # noqa: N818 - a rule's word, not a fault
     """A call that the rules refuse; the argument is the status's name."""
 
 
+def dropped(kept: int, protected: int, effective: int, budget: int | None, multiple_of: int) -> int:
+    """How many go: the first of the counts 0, 1, 2, ... that leaves what is asked for, or no more than can go."""
+    target = effective if budget is None else min(budget, effective)
+    most = max((blocks for blocks in range(0, target + 1, multiple_of)), default=0)
+    if most < protected or (most == 0 and target > 0):
+        most = next(rows for rows in itertools.count(0, multiple_of) if rows >= max(protected, 1))
+    return max(0, kept - most)
+
+
+def rows_of(before: list[int], victims: list[int], which: str) -> list[int]:
+    """Rows of an eviction: places in what was kept before it."""
+    return [row for row, pos in enumerate(before) if (pos in victims) == (which == "victims")]
+
+
 class SnapKV:
     """A decode-time cache that evicts by pooled recent attention."""
 
     def __init__(
-        self, budget: int, recent_window: int, obs_window: int, pool_kernel: int, effective: int | None = None
+        self,
+        budget: int,
+        recent_window: int,
+        obs_window: int,
+        pool_kernel: int,
+        spare: int = 0,
+        effective: int | None = None,
     ):
         self.recent_window, self.obs_window, self.pool_kernel = recent_window, obs_window, pool_kernel
         self.effective = budget if effective is None else effective
-        self.capacity = max(self.effective, budget) + 1
+        self.capacity = max(self.effective, budget) + 1 + spare
         self.reset()
 
     def reset(self) -> None:
@@ -75,12 +95,11 @@ class SnapKV:
             total += slot.get(pos, 0.0)
         return total
 
-    def evict(self, budget: int | None) -> list[int]:
-        target = self.effective if budget is None else min(budget, self.effective)
-        if len(self.kept) <= target:
-            return []
+    def evict(self, budget: int | None, multiple_of: int = 1) -> list[int]:
         protected = min(self.recent_window, len(self.kept))
-        count = min(len(self.kept) - target, len(self.kept) - protected)
+        count = dropped(len(self.kept), protected, self.effective, budget, multiple_of)
+        if count == 0:
+            return []
         scores = [self.score(pos) for pos in self.kept]
         half = (self.pool_kernel - 1) // 2
         pooled = {pos: max(scores[max(0, index - half) : index + half + 1]) for index, pos in enumerate(self.kept)}
@@ -118,9 +137,10 @@ class PyramidKV(SnapKV):
         recent_window: int,
         obs_window: int,
         pool_kernel: int,
+        spare: int = 0,
     ):
         effective = max(share(budget, layer, num_layers, pyramid_ratio), recent_window + 1)
-        super().__init__(budget, recent_window, obs_window, pool_kernel, effective)
+        super().__init__(budget, recent_window, obs_window, pool_kernel, spare, effective)
 
 
 POLICIES = {"snapkv": SnapKV, "pyramidkv": PyramidKV}

@@ -30,6 +30,7 @@ snapkv_params = st.integers(1, 12).flatmap(
             "recent_window": st.integers(0, budget - 1),
             "obs_window": st.integers(1, 5),
             "pool_kernel": st.integers(0, 9).map(lambda half: 2 * half + 1),
+            "spare": st.integers(0, 3),
         }
     )
 )

@@ -45,6 +45,7 @@ def test_a_stack_equals_independent_caches_driven_by_hand(data):
         "recent_window": data.draw(st.integers(0, budget - 1)),
         "obs_window": data.draw(st.integers(1, 4)),
         "pool_kernel": data.draw(st.sampled_from([1, 3, 5, 9])),
+        "spare": data.draw(st.integers(0, 3)),
     }
     if data.draw(st.booleans()):
         ratio = data.draw(st.integers(1, 9))
@@ -380,10 +381,10 @@ def test_parameters_are_attributes_and_repr_is_honest():
     with pytest.raises(AttributeError, match="no attribute 'sinks'"):
         stack.sinks  # noqa: B018
     assert repr(stack) == (
-        "<PyramidStack(num_layers=3, budget=4, pyramid_ratio=3, recent_window=1, obs_window=2, pool_kernel=1): "
-        "3 kept, evicts to 12>"
+        "<PyramidStack(num_layers=3, budget=4, pyramid_ratio=3, recent_window=1, obs_window=2, pool_kernel=1, "
+        "spare=0): 3 kept, evicts to 12>"
     )
-    assert "recent_window=1, obs_window=2, pool_kernel=1, plan=<list>" in repr(small(plan=[4, 4, 4]))
+    assert "recent_window=1, obs_window=2, pool_kernel=1, spare=0, plan=<list>" in repr(small(plan=[4, 4, 4]))
     assert "budget" not in repr(small(plan=[4, 4, 4]))
 
 

@@ -28,6 +28,13 @@ def run(case: dict[str, Any]) -> None:
             answers(status, lambda: cache.on_decode_step(call["pos"], _floats(call.get("attn"))))  # noqa: B023
         elif call["call"] == "evict":
             equal(where, cache.evict(call.get("budget")).tolist(), call["victims"])
+        elif call["call"] == "evict_rows":
+            asked = call["budget"], call["multiple_of"], call["which"]
+            count = answers(status, lambda: cache.evict_count(*asked[:2]))  # noqa: B023
+            told = answers(status, lambda: cache.evict_rows(*asked))  # noqa: B023
+            if status is None:
+                equal(where, [array.tolist() for array in told], [call["victims"], call["rows"]])
+                equal(where, count, len(call["victims"]))
         elif call["call"] == "kept":
             equal(where, cache.kept.tolist(), call["positions"])
         elif call["call"] == "score":
@@ -42,6 +49,11 @@ def run(case: dict[str, Any]) -> None:
             raise AssertionError(f"{where}: is no call")
 
 
+def named(status: str, params: dict[str, int]) -> str:
+    """Return the parameter that a refusal names. What is too large is the last one that was raised above 0."""
+    return status if status != "too_large" else "spare" if params.get("spare") else "budget"
+
+
 def run_refusal(case: dict[str, Any]) -> None:
     """Run one case of kind ``refusal``: the status in C, ValueError that names the parameter in Python."""
     name, params, status = case["policy"], case["params"], case["status"]
@@ -51,7 +63,7 @@ def run_refusal(case: dict[str, Any]) -> None:
     try:
         CLASSES[name](**params)
     except ValueError as error:
-        if not str(error).startswith("budget" if status == "too_large" else status):
+        if not str(error).startswith(named(status, params)):
             raise AssertionError(f"message {error}") from None
     else:
         raise AssertionError("was not refused")

@@ -26,6 +26,11 @@ def run(case: dict[str, Any]) -> None:
                 raise AssertionError(f"{where}: {error}") from None
         elif call["call"] == "evict":
             equal(where, [victims.tolist() for victims in stack.evict()], call["victims"])
+        elif call["call"] == "evict_rows":
+            equal(where, stack.evict_count(call["multiple_of"]), sum(map(len, call["victims"])))
+            victims, rows = stack.evict_rows(call["multiple_of"], call["which"])
+            equal(where, [array.tolist() for array in victims], call["victims"])
+            equal(where, [array.tolist() for array in rows], call["rows"])
         elif call["call"] == "kept":
             equal(where, [kept.tolist() for kept in stack.kept], call["positions"])
             equal(where, [layer.kept.tolist() for layer in stack.layers], call["positions"])
@@ -52,7 +57,9 @@ def run_refusal(case: dict[str, Any]) -> None:
     try:
         PyramidStack(**case["params"], plan=case["plan"])
     except ValueError as error:
-        if case["plan"] and case["status"] in ("budget", "recent_window", "too_large"):
+        if case["status"] == "too_large" and case["params"].get("spare"):
+            name = "spare"
+        elif case["plan"] and case["status"] in ("budget", "recent_window", "too_large"):
             name = f"plan: layer {case['layer']} has a budget of {case['plan'][case['layer']]}"
         elif case["status"] == "too_large":
             name = "num_layers" if case["params"]["num_layers"] > 65536 else "budget"

@@ -88,6 +88,7 @@ pb_kvcache_status vectors_status(const json *name)
         {"capacity", PB_KVCACHE_ERROR_CAPACITY},
         {"mismatch", PB_KVCACHE_ERROR_MISMATCH},
         {"unsupported", PB_KVCACHE_ERROR_UNSUPPORTED},
+        {"option", PB_KVCACHE_ERROR_OPTION},
         {"plan_shape", PB_KVCACHE_ERROR_PLAN_SHAPE},
         {"plan_multiple", PB_KVCACHE_ERROR_PLAN_MULTIPLE},
         {"plan_total", PB_KVCACHE_ERROR_PLAN_TOTAL},

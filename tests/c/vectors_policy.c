@@ -6,7 +6,7 @@
 #include "vectors.h"
 
 /* Every parameter struct is a row of uint32_t. */
-#define MOST_PARAMS 7
+#define MOST_PARAMS 8
 
 typedef struct policy {
     const char *name;
@@ -16,14 +16,18 @@ typedef struct policy {
 } policy;
 
 /* Every policy, and its parameters in the order of its struct. */
+#define OF_RING "recent_window", "obs_window", "pool_kernel"
 #define POLICIES(POLICY)                                                                                               \
-    POLICY(snapkv, "budget", "recent_window", "obs_window", "pool_kernel")                                             \
-    POLICY(pyramidkv, "budget", "layer", "num_layers", "pyramid_ratio", "recent_window", "obs_window", "pool_kernel")  \
+    POLICY(snapkv, "budget", OF_RING)                                                                                  \
+    POLICY(pyramidkv, "budget", "layer", "num_layers", "pyramid_ratio", OF_RING)                                       \
     POLICY(sliding_window, "budget")                                                                                   \
     POLICY(streaming_llm, "budget", "sinks")                                                                           \
     POLICY(h2o, "budget", "recent_window")                                                                             \
     POLICY(tova, "budget")                                                                                             \
     POLICY(scissorhands, "budget", "recent_window")
+
+/* The last parameters of every struct. A file names them where they are not 0. */
+#define OF_ALL "spare"
 
 /* A check function that takes the row, and an entry of the table. */
 #define CHECK_OF(name, ...)                                                                                            \
@@ -33,7 +37,7 @@ typedef struct policy {
         memcpy(&params, values, sizeof params);                                                                        \
         return pb_kvcache_##name##_check(&params);                                                                     \
     }
-#define ENTRY_OF(name, ...) {#name, &pb_kvcache_##name, {__VA_ARGS__}, check_##name},
+#define ENTRY_OF(name, ...) {#name, &pb_kvcache_##name, {__VA_ARGS__, OF_ALL}, check_##name},
 
 POLICIES(CHECK_OF)
 
@@ -45,7 +49,8 @@ static const policy *find(const json *test, uint32_t *params)
     for (size_t i = 0; i < sizeof policies / sizeof policies[0]; ++i) {
         if (strcmp(name, policies[i].name) == 0) {
             for (size_t p = 0; policies[i].params[p] != NULL; ++p) {
-                params[p] = json_u32(json_need(json_need(test, "params"), policies[i].params[p]));
+                const json *value = json_get(json_need(test, "params"), policies[i].params[p]);
+                params[p] = json_is_null(value) ? 0 : json_u32(value);
             }
             return &policies[i];
         }
@@ -86,6 +91,45 @@ static bool evict(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const json
     free(victims);
     free(want);
     return good;
+}
+
+static bool evict_rows(pb_kvcache *cache, const json *call)
+{
+    const json *asked = json_get(call, "budget");
+    const uint32_t budget = json_is_null(asked) ? UINT32_MAX : json_u32(asked);
+    const uint32_t multiple_of = json_u32(json_need(call, "multiple_of"));
+    const bool kept = strcmp(json_string(json_need(call, "which")), "kept") == 0;
+    const pb_kvcache_row_set which = kept ? PB_KVCACHE_ROWS_KEPT : PB_KVCACHE_ROWS_VICTIMS;
+    const pb_kvcache_status want = vectors_status(json_get(call, "status"));
+    const size_t before = pb_kvcache_kept_count(cache);
+    const size_t count = pb_kvcache_evict_rows_count(cache, budget, multiple_of);
+    const size_t told = kept ? before - count : count;
+    uint32_t *victims = vectors_alloc(count + 1, sizeof *victims);
+    uint32_t *rows = vectors_alloc(told + 1, sizeof *rows);
+    victims[count] = 77;
+    rows[told] = 78;
+    /* Too small: nothing happens. */
+    bool good = want != PB_KVCACHE_OK || told == 0
+                || pb_kvcache_evict_rows(cache, budget, multiple_of, which, victims, count, rows, told - 1)
+                       == PB_KVCACHE_ERROR_CAPACITY;
+    good = good && (want != PB_KVCACHE_OK || count == 0
+                    || pb_kvcache_evict_rows(cache, budget, multiple_of, which, victims, count - 1, rows, told)
+                           == PB_KVCACHE_ERROR_CAPACITY);
+    good = good && pb_kvcache_kept_count(cache) == before;
+    good = good && pb_kvcache_evict_rows(cache, budget, multiple_of, which, victims, count, rows, told) == want;
+    good = good && victims[count] == 77 && rows[told] == 78;
+    if (good && want == PB_KVCACHE_OK) {
+        size_t want_count;
+        uint32_t *positions = json_u32s(json_need(call, "victims"), &want_count);
+        good = same(victims, count, positions, want_count) && pb_kvcache_kept_count(cache) == before - count;
+        free(positions);
+        positions = json_u32s(json_need(call, "rows"), &want_count);
+        good = good && same(rows, told, positions, want_count);
+        free(positions);
+    }
+    free(rows);
+    free(victims);
+    return good || vectors_fail("%zu victims of %zu", count, before);
 }
 
 static bool kept(const pb_kvcache *cache, const json *call)
@@ -139,6 +183,9 @@ static bool run_call(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const j
     }
     if (strcmp(name, "evict") == 0) {
         return evict(vtable, cache, call);
+    }
+    if (strcmp(name, "evict_rows") == 0) {
+        return evict_rows(cache, call);
     }
     if (strcmp(name, "kept") == 0) {
         return kept(cache, call);

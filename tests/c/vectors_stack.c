@@ -12,6 +12,7 @@ static pb_kvcache_stack_params params_of(const json *test)
         json_u32(json_need(params, "num_layers")),    json_u32(json_need(params, "budget")),
         json_u32(json_need(params, "pyramid_ratio")), json_u32(json_need(params, "recent_window")),
         json_u32(json_need(params, "obs_window")),    json_u32(json_need(params, "pool_kernel")),
+        json_is_null(json_get(params, "spare")) ? 0 : json_u32(json_get(params, "spare")),
     };
 }
 
@@ -98,6 +99,50 @@ static bool evict(pb_kvcache_stack *stack, const json *call)
     return good;
 }
 
+static bool evict_rows(pb_kvcache_stack *stack, const json *call)
+{
+    const uint32_t num_layers = pb_kvcache_stack_num_layers(stack);
+    const uint32_t multiple_of = json_u32(json_need(call, "multiple_of"));
+    const bool kept = strcmp(json_string(json_need(call, "which")), "kept") == 0;
+    const pb_kvcache_row_set which = kept ? PB_KVCACHE_ROWS_KEPT : PB_KVCACHE_ROWS_VICTIMS;
+    const size_t count = pb_kvcache_stack_evict_rows_count(stack, multiple_of);
+    const size_t resident = pb_kvcache_stack_resident(stack);
+    size_t stride = 1; /* more than any layer has */
+    for (uint32_t layer = 0; layer < num_layers; ++layer) {
+        const size_t held = pb_kvcache_kept_count(pb_kvcache_stack_layer(stack, layer));
+        stride = held >= stride ? held + 1 : stride;
+    }
+    uint32_t *victims = vectors_alloc(count + 1, sizeof *victims);
+    size_t *offsets = vectors_alloc((size_t)num_layers + 1, sizeof *offsets);
+    uint32_t *rows = vectors_alloc(num_layers * stride, sizeof *rows);
+    uint32_t *counts = vectors_alloc(num_layers, sizeof *counts);
+    bool good = pb_kvcache_stack_evict_rows(stack, multiple_of, which, victims, count, offsets, num_layers + 1u, rows,
+                                            stride, num_layers * stride, counts, num_layers - 1u)
+                == PB_KVCACHE_ERROR_CAPACITY;
+    good = good && pb_kvcache_stack_resident(stack) == resident;
+    good = good
+           && pb_kvcache_stack_evict_rows(stack, multiple_of, which, victims, count, offsets, num_layers + 1u, rows,
+                                          stride, num_layers * stride, counts, num_layers)
+                  == PB_KVCACHE_OK;
+    good = good && pb_kvcache_stack_resident(stack) == resident - count;
+    good = good && same(victims, offsets, num_layers, json_need(call, "victims"));
+    const json *want = json_need(call, "rows");
+    good = good && want->length == num_layers;
+    uint32_t layer = 0;
+    for (const json *row = want->child; good && row != NULL; row = row->next, ++layer) {
+        size_t want_count;
+        uint32_t *expected = json_u32s(row, &want_count);
+        good = counts[layer] == want_count
+               && (want_count == 0 || memcmp(rows + layer * stride, expected, want_count * sizeof *rows) == 0);
+        free(expected);
+    }
+    free(counts);
+    free(rows);
+    free(offsets);
+    free(victims);
+    return good || vectors_fail("%zu victims of %zu", count, resident);
+}
+
 static bool kept(const pb_kvcache_stack *stack, const json *call)
 {
     const size_t ends = (size_t)pb_kvcache_stack_num_layers(stack) + 1;
@@ -138,6 +183,9 @@ static bool run_call(pb_kvcache_stack *stack, const json *call)
     }
     if (strcmp(name, "evict") == 0) {
         return evict(stack, call);
+    }
+    if (strcmp(name, "evict_rows") == 0) {
+        return evict_rows(stack, call);
     }
     if (strcmp(name, "kept") == 0) {
         return kept(stack, call);

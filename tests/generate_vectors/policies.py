@@ -52,6 +52,24 @@ class Script:
         call["victims"] = self._record(call, lambda: self.cache.evict(budget))
         assert check is None or call["victims"] == check, f"{self.case['name']}: drops {call['victims']}, not {check}"
 
+    def evict_rows(
+        self,
+        budget: int | None,
+        multiple_of: int,
+        which: str,
+        check: tuple[list[int], list[int]] | None = None,
+        status: str | None = None,
+    ) -> None:
+        call: dict[str, Any] = {"call": "evict_rows", "budget": budget, "multiple_of": multiple_of, "which": which}
+        if status is not None:
+            self.case["calls"].append(call | {"status": status})
+            return
+        before = list(self.cache.kept)
+        victims = self.cache.evict(budget, multiple_of)
+        rows = reference.rows_of(before, victims, which)
+        self.case["calls"].append(call | {"victims": victims, "rows": rows})
+        assert check in (None, (victims, rows)), f"{self.case['name']}: drops {victims}, tells {rows}, not {check}"
+
     def kept(self, check: list[int] | None = None) -> None:
         positions = list(self.cache.kept)
         self.case["calls"].append({"call": "kept", "positions": positions})
@@ -393,6 +411,8 @@ def _refusals() -> dict[str, Any]:
         ("pool_kernel", {"pool_kernel": LARGEST - 1}),
         ("too_large", {"budget": LARGEST}),
         ("too_large", {"budget": LARGEST - 1, "obs_window": LARGEST}),
+        ("too_large", {"spare": LARGEST}),
+        ("too_large", {"spare": LARGEST - 8}),
     ]
     pyramid_only = [
         ("num_layers", {"num_layers": 0}),

@@ -55,6 +55,17 @@ class Script:
         if check is not None:
             self._check("evict", victims, check)
 
+    def evict_rows(
+        self, multiple_of: int, which: str, check: tuple[list[list[int]], list[list[int]]] | None = None
+    ) -> None:
+        before = [list(layer.kept) for layer in self.stack.layers]
+        victims = self.stack.evict(multiple_of)
+        rows = [reference.rows_of(*both, which) for both in zip(before, victims, strict=True)]
+        call = {"call": "evict_rows", "multiple_of": multiple_of, "which": which, "victims": victims, "rows": rows}
+        self.case["calls"].append(call)
+        if check is not None:
+            self._check("evict_rows", (victims, rows), check)
+
     def kept(self, check: list[list[int]] | None = None) -> None:
         kept = [list(layer.kept) for layer in self.stack.layers]
         self.case["calls"].append({"call": "kept", "positions": kept})
@@ -212,13 +223,36 @@ def by_hand() -> list[Script]:
     s.kept([[0], [0], [0]])
     s.score(0, 0, 0.0)
     scripts.append(s)
+
+    s = new("spare steps in every layer, and the rows of one late eviction", spare=2)
+    for pos in range(1, 6):
+        s.step(pos, None)
+    s.evict_rows(1, "kept", ([[], [0, 1], [0, 1, 2, 3]], [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [4, 5]]))
+    s.step(6, None)
+    s.evict_rows(1, "victims", ([[0], [2], [4]], [[0], [0], [0]]))
+    for pos in (7, 8, 9):
+        s.step(pos, None)
+    s.count(21, 21)
+    s.step(10, None, "full", 0)
+    s.evict_rows(1, "kept")
+    s.count(12, 21)
+    scripts.append(s)
+
+    s = new("whole blocks in every layer", [5, 4, 3], spare=3)
+    for pos in range(1, 7):
+        s.step(pos, None)
+    # 5, 4 and 3 of seven: one block of 4, one of 4, and less than one, which is one
+    s.evict_rows(4, "kept", ([[0, 1, 2]] * 3, [[3, 4, 5, 6]] * 3))
+    s.evict_rows(4, "victims", ([[]] * 3, [[]] * 3))
+    s.evict_rows(1, "kept", ([[], [], [3]], [[0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3]]))
+    scripts.append(s)
     return scripts
 
 
 def seeded() -> list[Script]:
     """Longer runs with ties, unobserved layers and late evictions: the reference's word alone."""
     scripts = []
-    for number in range(16):
+    for number in range(24):
         draw = random.Random(2000 + number)
         layers = draw.choice([1, 2, 3, 5])
         budget = draw.randint(2, 8)
@@ -233,6 +267,7 @@ def seeded() -> list[Script]:
             recent_window=recent,
             obs_window=draw.choice([1, 2, 3]),
             pool_kernel=draw.choice([1, 3, 7]),
+            **({} if number < 16 else {"spare": draw.randint(1, 4)}),
         )
         pos = 0
         for _ in range(draw.randint(12, 24)):
@@ -247,8 +282,11 @@ def seeded() -> list[Script]:
                 s.step(pos, rows, "full", full[0])
             else:
                 s.step(pos, rows if draw.random() < 0.9 else None)
-            if full or draw.random() < 0.8:
-                s.evict()
+            if full or draw.random() < (0.8 if number < 16 else 0.3):
+                if number < 16:
+                    s.evict()
+                else:
+                    s.evict_rows(draw.choice([1, 1, 2, 3]), draw.choice(["kept", "victims"]))
         s.kept()
         s.count()
         scripts.append(s)
@@ -273,6 +311,8 @@ def _refusals() -> dict[str, Any]:
         ("too_large", 0, None, {"num_layers": LARGEST}),
         ("too_large", 0, None, {"budget": 3000000000}),
         ("too_large", 0, None, {"budget": LARGEST}),
+        ("too_large", 0, None, {"spare": LARGEST}),
+        ("too_large", 0, [4, 4, 4], {"spare": LARGEST - 4}),
         ("budget", 1, [4, 0, 4], {}),
         ("recent_window", 2, [2, 3, 1], {}),
         ("recent_window", 0, [4, 4, 4], {"recent_window": 4}),

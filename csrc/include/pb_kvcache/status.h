@@ -52,7 +52,7 @@ typedef enum pb_kvcache_status {
     PB_KVCACHE_ERROR_UNSUPPORTED = -18,
     /* The plan's shape is none of the list. */
     PB_KVCACHE_ERROR_PLAN_SHAPE = -30,
-    /* multiple_of is 0. */
+    /* multiple_of is 0: of a plan, or of an eviction. */
     PB_KVCACHE_ERROR_PLAN_MULTIPLE = -31,
     /* total is not a multiple of multiple_of. */
     PB_KVCACHE_ERROR_PLAN_TOTAL = -32,

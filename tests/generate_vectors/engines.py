@@ -1,0 +1,193 @@
+"""Vectors of kind ``policy`` for what engines need beside a policy's choice: room, rows and whole blocks."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from .. import reference, reference_baselines
+from .policies import LARGEST, Script
+
+POLICIES = reference.POLICIES | reference_baselines.POLICIES
+
+
+def new(name: str, policy: str, **params: int) -> Script:
+    return Script(f"{policy}: {name}", policy, POLICIES, **params)
+
+
+def ring(name: str, **changes: int) -> Script:
+    """SnapKV that evicts to 3, without pooling, unless changed."""
+    params = {"budget": 3, "recent_window": 1, "obs_window": 2, "pool_kernel": 1}
+    return new(name, "snapkv", **(params | changes))
+
+
+def spare() -> list[Script]:
+    scripts = []
+
+    s = ring("three steps more than one fit, and one eviction drops four", spare=3)
+    s.steps(1, [1.0], [0.5, 0.5], None, None, None)
+    s.step(6, [8.0, 0.0, 0.0, 0.0, 2.0, 0.0])
+    s.step(7, None, "full")
+    # In the last two observed steps 0 has 8.5, 1 has 0.5, 2 and 3 nothing, 4 has 2, and 5 nothing. 6 is recent.
+    s.evict(None, [1, 2, 3, 5])
+    s.kept([0, 4, 6])
+    s.evict(None, [])
+    scripts.append(s)
+
+    s = ring("the scores are those of the eviction's time", spare=2)
+    s.steps(1, [1.0], [0.0, 1.0], [0.5, 0.25, 0.125], [0.0, 0.5, 0.5, 0.0])
+    # Slots hold steps 3 and 4: 0.5, 0.75, 0.625, 0. One eviction a step would have dropped 0 or 1 before.
+    s.evict(None, [0, 3])
+    scripts.append(s)
+
+    for policy, params, victims in (
+        ("sliding_window", {}, [0, 1, 2]),
+        ("streaming_llm", {"sinks": 1}, [1, 2, 3]),
+        ("h2o", {"recent_window": 0}, [3, 4, 5]),
+        ("tova", {}, [2, 3, 4]),
+        ("scissorhands", {"recent_window": 1}, [0, 3, 4]),
+    ):
+        s = new("room for two steps more", policy, budget=3, spare=2, **params)
+        s.steps(1, [1.0], [0.5, 0.5], None, None, [0.5, 0.375, 0.25, 0.0, 0.0])
+        s.step(6, None, "full")
+        s.evict(None, victims)
+        scripts.append(s)
+
+    s = new(
+        "a shallow layer has room above its share",
+        "pyramidkv",
+        budget=4,
+        layer=0,
+        num_layers=3,
+        pyramid_ratio=3,
+        recent_window=1,
+        obs_window=2,
+        pool_kernel=1,
+        spare=1,
+    )
+    s.steps(1, *[None] * 7)
+    s.step(8, None, "full")
+    s.evict(None, [0, 1])
+    scripts.append(s)
+    return scripts
+
+
+def rows() -> list[Script]:
+    scripts = []
+
+    for which, told in (("kept", [0, 3, 5]), ("victims", [1, 2, 4])):
+        s = ring(f"the rows of {which}", spare=2)
+        s.seed([2, 5, 6, 9, 11, 20], [[4.0, 1.0, 0.0, 2.0, 1.0, 0.0]])
+        s.evict_rows(None, 1, which, ([5, 6, 11], told))
+        s.kept([2, 9, 20])
+        scripts.append(s)
+
+    s = ring("all rows stay where nothing is dropped")
+    s.steps(1, None, None)
+    s.evict_rows(None, 1, "kept", ([], [0, 1, 2]))
+    s.evict_rows(None, 1, "victims", ([], []))
+    s.seed([])
+    s.evict_rows(0, 1, "kept", ([], []))
+    scripts.append(s)
+
+    s = ring("nothing stays", recent_window=0)
+    s.steps(1, None, None)
+    s.evict_rows(0, 1, "kept", ([0, 1, 2], []))
+    s.kept([])
+    scripts.append(s)
+
+    s = ring("a block of no rows is none")
+    s.steps(1, None, None, None)
+    s.evict_rows(None, 0, "kept", status="plan_multiple")
+    s.kept([0, 1, 2, 3])
+    scripts.append(s)
+
+    # What is left of 0 .. kept - 1 with only null steps, where the oldest go: budget, recent window, block, kept, left.
+    for budget, recent, multiple_of, kept, left in (
+        (8, 0, 4, 9, 8),
+        (8, 0, 4, 8, 8),
+        (8, 0, 4, 6, 6),  # below the target: the open block goes on filling
+        (7, 0, 4, 9, 4),  # two blocks would be one too many
+        (7, 0, 4, 7, 4),  # at the budget, and not whole blocks
+        (7, 0, 4, 4, 4),
+        (7, 5, 4, 12, 8),  # five are safe, which needs two blocks
+        (7, 5, 4, 8, 8),
+        (7, 5, 4, 7, 7),  # two blocks hold it as it is
+        (3, 0, 4, 9, 4),  # less than a block is one block, not nothing
+        (3, 0, 4, 4, 4),
+        (3, 0, 16, 9, 9),
+        (3, 2, LARGEST, 9, 9),
+        (6, 0, 1, 9, 6),
+        (6, 0, 3, 9, 6),
+        (6, 0, 6, 9, 6),
+    ):
+        s = ring(
+            f"{budget} of {kept} in blocks of {multiple_of}, {recent} safe",
+            budget=budget,
+            recent_window=recent,
+            spare=8,
+        )
+        s.steps(1, *[None] * (kept - 1))
+        dropped = list(range(kept - left))
+        s.evict_rows(None, multiple_of, "victims", (dropped, dropped))
+        scripts.append(s)
+
+    s = ring("asked for nothing: no block, but for what is safe", budget=4, recent_window=0, spare=8)
+    s.steps(1, *[None] * 9)
+    s.evict_rows(5, 3, "kept", (list(range(7)), [7, 8, 9]))
+    s.evict_rows(0, 3, "kept", ([7, 8, 9], []))
+    scripts.append(s)
+
+    s = new("sinks are safe in a block of their own", "streaming_llm", budget=4, sinks=3, spare=8)
+    s.steps(1, *[None] * 9)
+    s.evict_rows(1, 2, "kept", ([3, 4, 5, 6, 7, 8], [0, 1, 2, 9]))
+    scripts.append(s)
+
+    s = new("what no step has weighed is safe", "tova", budget=4, spare=4)
+    s.steps(1, [1.0], [0.75, 0.25], [0.5, 0.25, 0.25], None, None, None)
+    s.evict_rows(1, 5, "victims", ([1, 2], [1, 2]))  # 3 to 6 are safe, and fill a block of five with one more
+    scripts.append(s)
+    return scripts
+
+
+def seeded() -> list[Script]:
+    """Longer runs of all policies: the reference's word alone."""
+    scripts = []
+    for number in range(28):
+        draw = random.Random(3000 + number)
+        policy = [*POLICIES][number % len(POLICIES)]
+        budget = draw.randint(2, 12)
+        params = {"budget": budget, "spare": draw.randint(0, 9)}
+        if policy in reference_baselines.SECOND:
+            params[reference_baselines.SECOND[policy]] = draw.randint(0, budget - 1)
+        if policy in reference.POLICIES:
+            params |= {"recent_window": draw.randint(0, budget - 1), "obs_window": draw.choice([1, 2, 3])}
+            params["pool_kernel"] = draw.choice([1, 3, 7])
+        if policy == "pyramidkv":
+            layers = draw.choice([1, 2, 3])
+            params |= {"layer": draw.randrange(layers), "num_layers": layers, "pyramid_ratio": draw.choice([1, 4])}
+        s = new(f"seeded run {number}", policy, **params)
+        pos = 0
+        for _ in range(draw.randint(20, 40)):
+            pos += draw.choice([1, 1, 1, 5])
+            full = len(s.cache.kept) == s.cache.capacity
+            row = [reference.float32(draw.choice([0.0, 0.25, 0.25, 0.5, 0.1, 7.7])) for _ in s.cache.kept]
+            s.step(pos, None if draw.random() < 0.15 else row, "full" if full else None)
+            if full or draw.random() < 0.2:
+                asked = draw.choice([None, None, budget, draw.randint(0, 2 * budget)])
+                s.evict_rows(asked, draw.choice([1, 1, 2, 3, 4, 16]), draw.choice(["kept", "victims"]))
+        for kept in list(s.cache.kept):
+            s.score(kept)
+        s.kept()
+        scripts.append(s)
+    return scripts
+
+
+def _file(about: str, *makers: Any) -> Any:
+    return lambda: {"kind": "policy", "about": about, "cases": [s.case for make in makers for s in make()]}
+
+
+FILES = {
+    "spare.json": _file("Room for steps that pass without an eviction.", spare),
+    "rows.json": _file("Evictions that tell rows and leave whole blocks.", rows, seeded),
+}
