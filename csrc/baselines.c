@@ -73,22 +73,25 @@ static void scissorhands_observe(pb_kvcache *policy, const float *attn)
     }
 }
 
-static const pb_kvcache_priv_rules oldest_rules = {.choose = choose_oldest};
+static const pb_kvcache_priv_rules oldest_rules = {.kind = PB_KVCACHE_PRIV_OLDEST, .choose = choose_oldest};
 
-static const pb_kvcache_priv_rules h2o_rules = {.observe = h2o_observe,
+static const pb_kvcache_priv_rules h2o_rules = {.kind = PB_KVCACHE_PRIV_H2O,
+                                                .observe = h2o_observe,
                                                 .choose = choose_lowest,
                                                 .forget = forget_scores,
                                                 .join = join_with_zero,
                                                 .score = score};
 
-static const pb_kvcache_priv_rules tova_rules = {.observe = tova_observe,
+static const pb_kvcache_priv_rules tova_rules = {.kind = PB_KVCACHE_PRIV_TOVA,
+                                                 .observe = tova_observe,
                                                  .choose = choose_lowest,
                                                  .forget = forget_scores,
                                                  .join = tova_join,
                                                  .clear = tova_clear,
                                                  .score = score};
 
-static const pb_kvcache_priv_rules scissorhands_rules = {.observe = scissorhands_observe,
+static const pb_kvcache_priv_rules scissorhands_rules = {.kind = PB_KVCACHE_PRIV_SCISSORHANDS,
+                                                         .observe = scissorhands_observe,
                                                          .choose = choose_lowest,
                                                          .forget = forget_scores,
                                                          .join = join_with_zero,

@@ -8,7 +8,7 @@
  *   lanes.h                               inner loops, by instruction set
  *   checks.h                              what several functions check
  *   kernels.h: score.c, pool.c, choose.c  score, pool, choose
- *   select.c | policy.c, snapkv.c, pyramidkv.c, baselines.c, stack.c
+ *   select.c | policy.c, snapkv.c, pyramidkv.c, baselines.c, state.c, stack.c
  *
  * allocator.c, budget.c, compact.c, plan.c and status.c stand beside these. They call at most checks.c.
  */
@@ -35,8 +35,18 @@ bool pb_kvcache_priv_allocator(const pb_allocator *allocator, pb_allocator *out)
 
 /* ---- Policies ---- */
 
+/* The rules' names in saved states: pinned. */
+typedef enum pb_kvcache_priv_kind {
+    PB_KVCACHE_PRIV_SNAPKV = 1, /* and pyramidkv */
+    PB_KVCACHE_PRIV_OLDEST = 2, /* sliding_window and streaming_llm */
+    PB_KVCACHE_PRIV_H2O = 3,
+    PB_KVCACHE_PRIV_TOVA = 4,
+    PB_KVCACHE_PRIV_SCISSORHANDS = 5
+} pb_kvcache_priv_kind;
+
 /* What makes one policy differ from another. Indices count kept positions in ascending order. */
 typedef struct pb_kvcache_priv_rules {
+    pb_kvcache_priv_kind kind;
     /* Take in one observed step: attn[0 .. kept_count-1]. NULL: attention is not read. */
     void (*observe)(pb_kvcache *policy, const float *attn);
     /* Indices of the `count` positions to drop, ascending, among first .. first+candidates-1. */
@@ -110,6 +120,16 @@ pb_kvcache_status pb_kvcache_priv_on_decode_step(pb_kvcache *policy, uint32_t po
 size_t pb_kvcache_priv_evict(pb_kvcache *policy, uint32_t budget, uint32_t *victims, size_t capacity);
 size_t pb_kvcache_priv_memory_bytes(const pb_kvcache *policy);
 void pb_kvcache_priv_destroy(pb_kvcache *policy);
+
+/*
+ * The state of several caches as bytes. `peak` is NULL for one cache, and a stack's for its layers. Writing changes no
+ * cache. Loading changes all of them and the peak, or nothing.
+ */
+size_t pb_kvcache_priv_state_bytes(pb_kvcache *const *caches, uint32_t num_caches);
+pb_kvcache_status pb_kvcache_priv_save(pb_kvcache *const *caches, uint32_t num_caches, const size_t *peak, void *data,
+                                       size_t capacity);
+pb_kvcache_status pb_kvcache_priv_load(pb_kvcache *const *caches, uint32_t num_caches, size_t *peak, const void *data,
+                                       size_t size);
 
 /* What an eviction is asked beside its budget: PB_KVCACHE_ERROR_PLAN_MULTIPLE, _OPTION. */
 pb_kvcache_status pb_kvcache_priv_rows_asked_ok(uint32_t multiple_of, pb_kvcache_row_set which);

@@ -54,7 +54,13 @@ static double score(const pb_kvcache *policy, size_t index)
 }
 
 static const pb_kvcache_priv_rules snapkv_rules = {
-    .observe = observe, .choose = choose, .forget = forget, .join = NULL, .clear = clear, .score = score};
+    .kind = PB_KVCACHE_PRIV_SNAPKV,
+    .observe = observe,
+    .choose = choose,
+    .forget = forget,
+    .join = NULL,
+    .clear = clear,
+    .score = score};
 
 pb_kvcache_status pb_kvcache_priv_snapkv_shape(const pb_kvcache_snapkv_params *params, uint32_t effective,
                                                pb_kvcache_priv_shape *shape)

@@ -219,7 +219,7 @@ static size_t rows_told(const pb_kvcache *cache, uint32_t multiple_of, pb_kvcach
     return which == PB_KVCACHE_ROWS_VICTIMS ? count : cache->kept_count - count;
 }
 
-/* The elements from `rows` to the end of the last layer's. false where the stride is too small, or the product large. */
+/* The elements from `rows` to the end of the last layer's. false where the stride is too small or the product large. */
 static bool rows_span(const pb_kvcache_stack *stack, uint32_t multiple_of, pb_kvcache_row_set which,
                       size_t rows_stride, size_t *span)
 {
@@ -399,4 +399,29 @@ pb_kvcache_status pb_kvcache_stack_copy(pb_kvcache_stack *stack, const pb_kvcach
     stack->resident = source->resident;
     stack->peak_resident = source->peak_resident;
     return PB_KVCACHE_OK;
+}
+
+size_t pb_kvcache_stack_state_bytes(const pb_kvcache_stack *stack)
+{
+    return stack == NULL ? 0 : pb_kvcache_priv_state_bytes(stack->layers, stack->num_layers);
+}
+
+pb_kvcache_status pb_kvcache_stack_save(const pb_kvcache_stack *stack, void *data, size_t capacity)
+{
+    return stack == NULL ? PB_KVCACHE_ERROR_NULL
+                         : pb_kvcache_priv_save(stack->layers, stack->num_layers, &stack->peak_resident, data,
+                                                capacity);
+}
+
+pb_kvcache_status pb_kvcache_stack_load(pb_kvcache_stack *stack, const void *data, size_t size)
+{
+    if (stack == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    const pb_kvcache_status status
+        = pb_kvcache_priv_load(stack->layers, stack->num_layers, &stack->peak_resident, data, size);
+    if (status == PB_KVCACHE_OK) {
+        count_resident(stack);
+    }
+    return status;
 }

@@ -348,6 +348,14 @@ class FullCache(Policy):
         twin._replace(self.kept)
         return with_attributes(twin, self)
 
+    def save(self) -> bytes:
+        """Raise TypeError: a full cache remembers nothing but :attr:`kept`, and pickles."""
+        raise TypeError("FullCache has no saved state: keep its positions, or pickle it")
+
+    def load(self, data: Any) -> None:
+        """Raise TypeError, as :meth:`save`."""
+        raise TypeError("FullCache has no saved state: seed it with its positions")
+
     def __reduce__(self) -> Any:
         return _restore_full, (type(self), self.kept), getattr(self, "__dict__", None)
 

@@ -14,6 +14,7 @@ from ._checks import UINT32_MAX, float32_array, integer, natural, positive, show
 from ._errors import CacheFullError, status_text
 from ._native import ffi, lib
 from ._options import ROW_SETS, RowSet, choice
+from ._state import checked_bytes, refusal, saved
 
 _F32 = np.dtype(np.float32)
 
@@ -374,10 +375,46 @@ class Policy(LayerCache):
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         return with_deep_attributes(self.copy(), self, memo)
 
+    def save(self) -> bytes:
+        """Return what the cache holds and remembers, as bytes, to use a prefix again or to move a sequence.
+
+        Equal states give equal bytes, on every machine. ``csrc/include/pb_kvcache/state.h`` has the layout.
+
+        Examples
+        --------
+        >>> cache = H2O(budget=4, recent_window=1)
+        >>> cache.on_decode_step(1, [1.0])
+        >>> data = cache.save()
+        >>> other = H2O(budget=4, recent_window=1)
+        >>> other.load(data)
+        >>> other.kept, other.window_score(0)
+        (array([0, 1], dtype=uint32), 1.0)
+        """
+        return in_turn(self, self._turn, saved, lib.pb_kvcache_state_bytes, lib.pb_kvcache_save, self._policy)
+
+    def load(self, data: Any) -> None:
+        """Hold and remember exactly what the cache did that :meth:`save` was called on.
+
+        Parameters
+        ----------
+        data
+            The bytes, or any buffer that holds them. They may come from anywhere: what is no state is refused.
+
+        Raises
+        ------
+        TypeError
+            `data` is no buffer.
+        ValueError
+            The bytes are no state, damaged, of another version, or of another policy or other parameters than these.
+            Nothing has changed.
+        """
+        buffer = checked_bytes(data)
+        status = in_turn(self, self._turn, lib.pb_kvcache_load, self._policy, buffer, len(buffer))
+        if status != _OK:
+            raise refusal(status, len(buffer), self)
+
     def __reduce__(self) -> Any:
-        raise TypeError(
-            f"a {type(self).__name__} holds native memory and cannot be pickled; pickle kept and its parameters"
-        )
+        return _restored, (type(self), self._params, self.save()), getattr(self, "__dict__", None)
 
     def __getattr__(self, name: str) -> int:
         # Only for names that are not found otherwise: the parameters, as attributes.
@@ -394,6 +431,14 @@ class Policy(LayerCache):
             return f"{type(self).__name__}({parameters})"
         count = in_words(lambda: len(self))
         return f"<{type(self).__name__}({parameters}): {count} kept, evicts to {self.effective_budget}>"
+
+
+def _restored(kind: type[_Self], params: dict[str, int], data: bytes) -> _Self:
+    """Return a new cache of a class, from a pickle."""
+    cache = kind.__new__(kind)  # a subclass may be made from something else than the parameters
+    Policy.__init__(cache, **params)
+    cache.load(data)
+    return cache
 
 
 def asked_budget(budget: int) -> int:

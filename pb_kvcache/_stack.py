@@ -15,6 +15,7 @@ from ._errors import CacheFullError, status_text
 from ._native import ffi, lib
 from ._options import ROW_SETS, RowSet, choice
 from ._policy import LayerCache, bad_weight, in_words, native_kept, seed_with, with_attributes, with_deep_attributes
+from ._state import checked_bytes, refusal, saved
 
 _F32 = np.dtype(np.float32)
 _FLOATS = ffi.typeof("float[]")
@@ -486,10 +487,34 @@ class PyramidStack:
     def __deepcopy__(self, memo: dict[int, Any]) -> PyramidStack:
         return with_deep_attributes(self.copy(), self, memo)
 
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            f"a {type(self).__name__} holds native memory and cannot be pickled; pickle kept and its parameters"
+    def save(self) -> bytes:
+        """Return what all layers hold and remember, and the peak, as bytes: as :meth:`Policy.save`."""
+        return in_turn(
+            self, self._turn, saved, lib.pb_kvcache_stack_state_bytes, lib.pb_kvcache_stack_save, self._stack
         )
+
+    def load(self, data: Any) -> None:
+        """Hold and remember exactly what the stack did that :meth:`save` was called on.
+
+        Parameters
+        ----------
+        data
+            The bytes, or any buffer that holds them, of a stack whose layers have the same policies and parameters.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`Policy.load`. No layer has changed.
+        """
+        buffer = checked_bytes(data)
+        status = in_turn(self, self._turn, lib.pb_kvcache_stack_load, self._stack, buffer, len(buffer))
+        if status != _OK:
+            raise refusal(status, len(buffer), self)
+
+    def __reduce__(self) -> Any:
+        budgets = None if self._plan is None else self.budgets
+        state = type(self), self._params, budgets, self._plan, self.save()
+        return _restored, state, getattr(self, "__dict__", None)
 
     def __repr__(self) -> str:
         values = {name: getattr(self, name) for name in _PARAMETERS}
@@ -500,3 +525,14 @@ class PyramidStack:
             return f"{type(self).__name__}({parameters})"
         count = in_words(lambda: self.resident)
         return f"<{type(self).__name__}({parameters}): {count} kept, evicts to {self.budgets.sum(dtype=int)}>"
+
+
+def _restored(
+    kind: type[PyramidStack], params: dict[str, int], budgets: npt.NDArray[np.uint32] | None, plan: Any, data: bytes
+) -> PyramidStack:
+    """Return a new stack of a class, from a pickle."""
+    stack = kind.__new__(kind)  # a subclass may be made from something else than the parameters
+    PyramidStack.__init__(stack, **params, plan=budgets)
+    stack._plan = plan
+    stack.load(data)
+    return stack

@@ -43,6 +43,10 @@ def run(case: dict[str, Any]) -> None:
         elif call["call"] == "seed":
             attn = _floats(call.get("attn"))
             answers(status, lambda: cache.seed(call["positions"], attn))  # noqa: B023
+        elif call["call"] == "save":
+            equal(where, cache.save().hex(), call["state"])
+        elif call["call"] == "load":
+            answers(status, lambda: cache.load(bytes.fromhex(call["state"])))  # noqa: B023
         elif call["call"] == "reset":
             cache.reset()
         else:

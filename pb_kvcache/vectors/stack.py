@@ -40,6 +40,10 @@ def run(case: dict[str, Any]) -> None:
             equal(where, stack.layers[call["layer"]].window_score(call["pos"]), float(call["score"]))
         elif call["call"] == "seed":
             answers(status, lambda: stack.seed(call["layer"], call["positions"], _floats(call["attn"])))  # noqa: B023
+        elif call["call"] == "save":
+            equal(where, stack.save().hex(), call["state"])
+        elif call["call"] == "load":
+            answers(status, lambda: stack.load(bytes.fromhex(call["state"])))  # noqa: B023
         elif call["call"] == "reset":
             stack.reset()
         else:

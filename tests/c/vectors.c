@@ -88,6 +88,8 @@ pb_kvcache_status vectors_status(const json *name)
         {"capacity", PB_KVCACHE_ERROR_CAPACITY},
         {"mismatch", PB_KVCACHE_ERROR_MISMATCH},
         {"unsupported", PB_KVCACHE_ERROR_UNSUPPORTED},
+        {"state", PB_KVCACHE_ERROR_STATE},
+        {"state_version", PB_KVCACHE_ERROR_STATE_VERSION},
         {"option", PB_KVCACHE_ERROR_OPTION},
         {"plan_shape", PB_KVCACHE_ERROR_PLAN_SHAPE},
         {"plan_multiple", PB_KVCACHE_ERROR_PLAN_MULTIPLE},

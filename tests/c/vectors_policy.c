@@ -175,6 +175,53 @@ static bool seed(pb_kvcache *cache, const json *call)
     return status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
 }
 
+/* The bytes of a string of hexadecimal digits. */
+static unsigned char *bytes_of(const json *call, size_t *count)
+{
+    const char *digits = json_string(json_need(call, "state"));
+    *count = strlen(digits) / 2;
+    unsigned char *bytes = vectors_alloc(*count + 1, 1);
+    for (size_t i = 0; i < *count; ++i) {
+        const char pair[3] = {digits[2 * i], digits[2 * i + 1], '\0'};
+        bytes[i] = (unsigned char)strtoul(pair, NULL, 16);
+    }
+    return bytes;
+}
+
+bool vectors_save(const json *call, size_t bytes,
+                  pb_kvcache_status save(const void *object, void *data, size_t capacity), const void *object)
+{
+    size_t count;
+    unsigned char *want = bytes_of(call, &count);
+    unsigned char *got = vectors_alloc(bytes + 1, 1);
+    memset(got, 77, bytes + 1);
+    bool good = bytes == count && save(object, got, bytes - 1) == PB_KVCACHE_ERROR_CAPACITY && got[0] == 77;
+    good = good && save(object, got, bytes) == PB_KVCACHE_OK && got[bytes] == 77 && memcmp(got, want, count) == 0;
+    free(got);
+    free(want);
+    return good || vectors_fail("%zu bytes, expected %zu", bytes, count);
+}
+
+bool vectors_load(const json *call, pb_kvcache_status load(void *object, const void *data, size_t size), void *object)
+{
+    size_t count;
+    unsigned char *bytes = bytes_of(call, &count);
+    const pb_kvcache_status want = vectors_status(json_get(call, "status"));
+    const pb_kvcache_status status = load(object, bytes, count);
+    free(bytes);
+    return status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
+}
+
+static pb_kvcache_status save_cache(const void *cache, void *data, size_t capacity)
+{
+    return pb_kvcache_save(cache, data, capacity);
+}
+
+static pb_kvcache_status load_cache(void *cache, const void *data, size_t size)
+{
+    return pb_kvcache_load(cache, data, size);
+}
+
 static bool run_call(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const json *call)
 {
     const char *name = json_string(json_need(call, "call"));
@@ -195,6 +242,12 @@ static bool run_call(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const j
     }
     if (strcmp(name, "seed") == 0) {
         return seed(cache, call);
+    }
+    if (strcmp(name, "save") == 0) {
+        return vectors_save(call, pb_kvcache_state_bytes(cache), save_cache, cache);
+    }
+    if (strcmp(name, "load") == 0) {
+        return vectors_load(call, load_cache, cache);
     }
     if (strcmp(name, "reset") == 0) {
         return pb_kvcache_reset(cache) == PB_KVCACHE_OK;

@@ -175,6 +175,16 @@ static bool seed(pb_kvcache_stack *stack, const json *call)
     return status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
 }
 
+static pb_kvcache_status save_stack(const void *stack, void *data, size_t capacity)
+{
+    return pb_kvcache_stack_save(stack, data, capacity);
+}
+
+static pb_kvcache_status load_stack(void *stack, const void *data, size_t size)
+{
+    return pb_kvcache_stack_load(stack, data, size);
+}
+
 static bool run_call(pb_kvcache_stack *stack, const json *call)
 {
     const char *name = json_string(json_need(call, "call"));
@@ -206,6 +216,12 @@ static bool run_call(pb_kvcache_stack *stack, const json *call)
     }
     if (strcmp(name, "seed") == 0) {
         return seed(stack, call);
+    }
+    if (strcmp(name, "save") == 0) {
+        return vectors_save(call, pb_kvcache_stack_state_bytes(stack), save_stack, stack);
+    }
+    if (strcmp(name, "load") == 0) {
+        return vectors_load(call, load_stack, stack);
     }
     if (strcmp(name, "reset") == 0) {
         return pb_kvcache_stack_reset(stack) == PB_KVCACHE_OK;

@@ -1,11 +1,14 @@
-"""Vectors of kind ``policy`` for what engines need beside a policy's choice: room, rows and whole blocks."""
+"""Vectors of kind ``policy`` for what engines need beside a policy's choice: room, rows, blocks, states."""
 
 from __future__ import annotations
 
+import copy
 import random
+import struct
 from typing import Any
 
 from .. import reference, reference_baselines
+from ..reference_state import framed, state
 from .policies import LARGEST, Script
 
 POLICIES = reference.POLICIES | reference_baselines.POLICIES
@@ -150,6 +153,126 @@ def rows() -> list[Script]:
     return scripts
 
 
+def saved() -> list[Script]:
+    scripts = []
+
+    s = ring("a new cache, byte for byte")
+    # The frame: letters, version 1, one cache, 100 bytes, no peak. Then kind 1, evicts to 3, room for 4, one recent, no
+    # sinks, two slots, kernel 1. Slot 0 is next, one position is kept: 0. Two empty slots.
+    words = [1, 1, 100, 0, 0, 0, 1, 0, 1, 3, 4, 1, 0, 2, 1, 0, 1, 0, 0, 0, 0]
+    assert s.save()[:-8] == b"pbkvstat" + struct.pack("<21I", *words)
+    scripts.append(s)
+
+    for policy, params in (
+        ("snapkv", {"recent_window": 1, "obs_window": 2, "pool_kernel": 1}),
+        ("sliding_window", {}),
+        ("streaming_llm", {"sinks": 1}),
+        ("h2o", {"recent_window": 1}),
+        ("tova", {}),
+        ("scissorhands", {"recent_window": 1}),
+    ):
+        s = new("goes on from where it was", policy, budget=3, spare=1, **params)
+        s.steps(1, [1.0], [0.25, 0.75], [0.5, 0.125, 0.25], None)
+        before, held = s.save(), copy.deepcopy(s.cache)
+        s.evict()
+        s.step(9, [0.125] * 3)
+        after = copy.deepcopy(s.cache)
+        s.load(before, cache=held)
+        s.kept([0, 1, 2, 3, 4])
+        s.evict()
+        s.step(9, [0.125] * 3)
+        assert state(after) == s.save()
+        s.load(before[:-8], "state")
+        s.reset()
+        s.load(before, cache=held)
+        s.save()
+        scripts.append(s)
+
+    s = ring("whatever is no state is refused", budget=3, spare=1)
+    s.steps(1, [1.0], [0.25, 0.75], [0.5, 0.125, 0.25])
+    good = s.save()
+    s.step(4, [0.0] * 4)
+    body = list(struct.unpack(f"<{(len(good) - 48) // 4}I", good[40:-8]))
+    # Words: 7 of the shape, cursor, kept count, unobserved, four positions, two lengths, then five weights.
+    for status, changes in (
+        ("mismatch", {0: 2}),
+        ("mismatch", {0: 0}),
+        ("mismatch", {1: 2}),
+        ("mismatch", {2: 6}),
+        ("mismatch", {3: 0}),
+        ("mismatch", {4: 1}),
+        ("mismatch", {5: 3}),
+        ("mismatch", {6: 3}),
+        ("state", {7: 2}),
+        ("state", {8: 5}),
+        ("state", {8: 6}),
+        ("state", {8: 2}),
+        ("state", {8: LARGEST}),
+        ("state", {9: 1}),
+        ("state", {10: 1}),
+        ("state", {13: 2}),
+        ("state", {13: 0}),
+        ("state", {14: 2, 15: 3}),  # slot 1 holds the older step: it has no more columns than slot 0
+        ("state", {14: 5, 15: 0}),
+        ("state", {14: LARGEST}),
+        ("state", {14: 2}),
+        ("state", {16: 0x7F800000}),
+        ("state", {17: 0x7FC00000}),
+        ("state", {18: 0x80000001}),
+        ("state", {20: 0xBF800000}),
+    ):
+        changed = [changes.get(index, word) for index, word in enumerate(body)]
+        s.load(framed(struct.pack(f"<{len(body)}I", *changed)), status)
+    data = good[40:-8]
+    for status, bad in (
+        ("state", b""),
+        ("state", good[:47]),
+        ("state", good[:-4]),
+        ("state", good + bytes(4)),
+        ("state", b"P" + good[1:]),
+        ("state", good[:60] + bytes([good[60] ^ 0x10]) + good[61:]),
+        ("state", framed(data[:-4])),
+        ("state", framed(data + bytes(4))),
+        ("state", framed(data + bytes(2))[:-8] + bytes(8)),
+        ("state", framed(data, peak=1)),
+        ("state_version", framed(data, version=2)),
+        ("state_version", framed(data, version=0)[:-8] + bytes(8)),
+        ("mismatch", framed(data, kind=2)),
+        ("mismatch", framed(data * 2, caches=2)),
+        ("state", framed(data * 2)),
+    ):
+        s.load(bad, status)
+    s.kept([0, 1, 2, 3, 4])
+    scripts.append(s)
+
+    for status, unobserved, scores in (
+        (None, 1, [0.5, -0.0, 0.0]),
+        (None, 3, [0.0, 0.0, 0.0]),
+        ("state", 4, [0.0, 0.0, 0.0]),
+        ("state", 1, [0.5, 0.25, 0.125]),
+        ("state", 1, [0.5, 0.25, -0.0]),
+        ("state", 0, [0.5, -0.25, 0.125]),
+        ("state", 0, [0.5, float("inf"), 0.125]),
+        ("state", 0, [float("nan"), 0.0, 0.125]),
+    ):
+        s = new(f"scores of {scores}, {unobserved} of them not weighed", "tova", budget=3)
+        words = [4, 3, 4, 0, 0, 0, 0, 0, 3, unobserved, 2, 3, 7]
+        bytes_ = framed(struct.pack("<13I3d", *words, *scores))
+        if status is None:
+            s.cache.kept = [2, 3, 7]
+            weighed = 3 - unobserved
+            pairs = zip([2, 3, 7], scores, strict=True)
+            s.cache.received = {p: [(w, 3)] if i < weighed else [] for i, (p, w) in enumerate(pairs)}
+            s.load(bytes_, cache=s.cache)
+            s.evict(1)
+            s.save()
+        else:
+            s.load(bytes_, status)
+            s.kept([0])
+        scripts.append(s)
+    return scripts
+
+
 def seeded() -> list[Script]:
     """Longer runs of all policies: the reference's word alone."""
     scripts = []
@@ -176,6 +299,8 @@ def seeded() -> list[Script]:
             if full or draw.random() < 0.2:
                 asked = draw.choice([None, None, budget, draw.randint(0, 2 * budget)])
                 s.evict_rows(asked, draw.choice([1, 1, 2, 3, 4, 16]), draw.choice(["kept", "victims"]))
+                if draw.random() < 0.3:
+                    s.save()
         for kept in list(s.cache.kept):
             s.score(kept)
         s.kept()
@@ -189,5 +314,6 @@ def _file(about: str, *makers: Any) -> Any:
 
 FILES = {
     "spare.json": _file("Room for steps that pass without an eviction.", spare),
+    "state.json": _file("States as bytes, and what is refused as one.", saved),
     "rows.json": _file("Evictions that tell rows and leave whole blocks.", rows, seeded),
 }

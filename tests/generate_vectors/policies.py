@@ -5,11 +5,13 @@ A script records what the reference answers. ``check=`` holds the answer that wa
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
 
 from .. import reference
+from ..reference_state import state
 
 LARGEST = 2**32 - 1
 
@@ -87,6 +89,19 @@ class Script:
         call = {"call": "seed", "positions": positions, "attn": written}
         self._record(call, lambda: self.cache.seed(positions, attn))
         assert call.get("status") == check, f"{self.case['name']}: seed answers {call.get('status')}"
+
+    def save(self) -> bytes:
+        saved = state(self.cache)
+        self.case["calls"].append({"call": "save", "state": saved.hex()})
+        return saved
+
+    def load(self, saved: bytes, status: str | None = None, cache: Any = None) -> None:
+        """Load bytes. Where they are taken, `cache` is the reference's cache that they were saved from."""
+        call: dict[str, Any] = {"call": "load", "state": saved.hex()}
+        if status is None:
+            assert state(cache) == saved
+            self.cache = copy.deepcopy(cache)
+        self.case["calls"].append(call if status is None else call | {"status": status})
 
     def reset(self) -> None:
         self.cache.reset()

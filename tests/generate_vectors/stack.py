@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
 from .. import reference
 from ..reference_stack import Stack
+from ..reference_state import framed, of_cache, stack_state
 from .policies import LARGEST
 
 NAN = float("nan")
@@ -95,6 +97,19 @@ class Script:
             call["status"] = str(refused)
         self._check("seed", call.get("status"), status)
         self.case["calls"].append(call)
+
+    def save(self) -> bytes:
+        saved = stack_state(self.stack)
+        self.case["calls"].append({"call": "save", "state": saved.hex()})
+        return saved
+
+    def load(self, saved: bytes, status: str | None = None, stack: Any = None) -> None:
+        """Load bytes. Where they are taken, `stack` is the reference's stack that they were saved from."""
+        call: dict[str, Any] = {"call": "load", "state": saved.hex()}
+        if status is None:
+            assert stack_state(stack) == saved
+            self.stack = copy.deepcopy(stack)
+        self.case["calls"].append(call if status is None else call | {"status": status})
 
     def reset(self) -> None:
         self.stack.reset()
@@ -246,6 +261,38 @@ def by_hand() -> list[Script]:
     s.evict_rows(4, "victims", ([[]] * 3, [[]] * 3))
     s.evict_rows(1, "kept", ([[], [], [3]], [[0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3]]))
     scripts.append(s)
+
+    s = new("saved, and taken back with its peak")
+    s.save()
+    s.step(1, [[0.5], [0.25], [1.0]])
+    s.step(2, [[0.5, 0.25], None, [1.0, 0.0]])
+    s.evict([[], [], [1]])
+    saved, before = s.save(), copy.deepcopy(s.stack)
+    s.step(3, None)
+    s.count(11, 11)
+    last = s.stack.layers[2]
+    layers = [of_cache(layer) for layer in before.layers]
+    for damaged, status in (
+        (saved[:-1], "state"),
+        (saved[:-4] + bytes([saved[-4] ^ 1]) + saved[-3:], "state"),
+        (framed(b"".join(layers), 3, 2, 7), "state"),  # a peak below what is held
+        (framed(b"".join(layers), 3, 2, 18), "state"),  # and above what can be: 7, 5 and 5
+        (framed(b"".join(layers[:2]), 2, 2, 8), "mismatch"),
+        (framed(b"".join([layers[1], layers[0], layers[2]]), 3, 2, 9), "mismatch"),
+        (framed(layers[0], 1, 1), "mismatch"),
+        (framed(b"".join(layers[:2]) + of_cache(last)[:-4], 3, 2, 9), "state"),
+        (framed(b"".join(layers) + bytes(4), 3, 2, 9), "state"),
+    ):
+        s.load(damaged, status)
+    s.count(11, 11)
+    s.load(saved, stack=before)
+    s.count(8, 9)
+    s.score(0, 0, 1.0)
+    s.kept([[0, 1, 2], [0, 1, 2], [0, 2]])
+    s.even(3)
+    s.evict()
+    s.save()
+    scripts.append(s)
     return scripts
 
 
@@ -287,6 +334,7 @@ def seeded() -> list[Script]:
                     s.evict()
                 else:
                     s.evict_rows(draw.choice([1, 1, 2, 3]), draw.choice(["kept", "victims"]))
+                    s.save()
         s.kept()
         s.count()
         scripts.append(s)
