@@ -99,8 +99,8 @@ static const pb_kvcache_priv_rules scissorhands_rules = {.kind = PB_KVCACHE_PRIV
 
 /* ---- What they are made from. ---- */
 
-/* A params struct is a row of uint32_t: the budget, a second parameter or none, and `spare`. */
-#define MOST_PARAMS 3
+/* A params struct is a row of uint32_t: the budget, a second parameter or none, `spare` and `max_rollback`. */
+#define MOST_PARAMS 4
 
 typedef struct baseline {
     const pb_kvcache_priv_rules *rules;
@@ -114,7 +114,7 @@ static pb_kvcache_status shape_of(const baseline *policy, const void *params, pb
     const size_t count = policy->second == BUDGET_ALONE ? MOST_PARAMS - 1 : MOST_PARAMS;
     memcpy(values, params == NULL ? policy->defaults : params, count * sizeof values[0]);
     const uint32_t budget = values[0];
-    const uint32_t spare = values[count - 1];
+    const uint32_t spare = values[count - 2];
     const uint32_t recent_window = policy->second == RECENT_WINDOW ? values[1] : 0;
     const uint32_t sinks = policy->second == SINKS ? values[1] : 0;
     if (budget == 0) {
@@ -135,6 +135,7 @@ static pb_kvcache_status shape_of(const baseline *policy, const void *params, pb
                                      .capacity = (uint32_t)capacity,
                                      .recent_window = recent_window,
                                      .sinks = sinks,
+                                     .max_rollback = values[count - 1],
                                      .doubles = policy->rules->score == NULL ? 0 : 1};
     return pb_kvcache_priv_set_bytes(shape);
 }

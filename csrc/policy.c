@@ -8,10 +8,15 @@
 
 pb_kvcache_status pb_kvcache_priv_set_bytes(pb_kvcache_priv_shape *shape)
 {
-    /* A position costs 4 bytes in `kept` and in each ring slot, and 8 in each array of doubles. Both sums stay below
-     * 2^36. Only their product can be too large, and on 32-bit targets the ring's lengths alone. */
-    const uint64_t position = ((uint64_t)shape->obs_window + 1 + 2 * (uint64_t)shape->doubles) * sizeof(uint32_t);
-    const uint64_t fixed = HEADER + (uint64_t)shape->obs_window * sizeof(uint32_t);
+    /* A position costs 4 bytes in `kept` and in each ring row, and 8 in each array of doubles. A step that can be taken
+     * back costs its entry, and a ring row or an array of doubles. Both sums stay below 2^38. Only their product can be
+     * too large, and on 32-bit targets what does not depend on the capacity alone. */
+    const uint64_t steps = shape->max_rollback;
+    const uint64_t ring_rows = shape->obs_window + (shape->obs_window > 0 ? steps : 0);
+    const uint64_t doubles = shape->doubles + (shape->doubles == 1 ? steps : 0);
+    const uint64_t position = (ring_rows + 1 + 2 * doubles) * sizeof(uint32_t);
+    const uint64_t tables = (steps > 0 ? 2 : 1) * (uint64_t)shape->obs_window;
+    const uint64_t fixed = HEADER + tables * sizeof(uint32_t) + steps * sizeof(pb_kvcache_priv_undo);
     const uint64_t most = PTRDIFF_MAX;
     if (fixed > most || position > (most - fixed) / shape->capacity) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
@@ -25,13 +30,31 @@ pb_kvcache *pb_kvcache_priv_place(void *memory, const pb_kvcache_priv_shape *sha
     pb_kvcache *policy = memory;
     const size_t capacity = shape->capacity;
     double *doubles = (double *)(void *)((unsigned char *)memory + HEADER);
-    uint32_t *words = (uint32_t *)(void *)(doubles + shape->doubles * capacity);
+    const uint32_t steps = shape->max_rollback;
+    double *after = doubles + shape->doubles * capacity;
     *policy = (pb_kvcache){.shape = *shape};
     policy->scores = doubles;
     policy->pooled = shape->doubles < 2 ? doubles : doubles + capacity;
-    policy->kept = words;
-    policy->lengths = words + capacity;
-    policy->history = (float *)(void *)(policy->lengths + shape->obs_window);
+    if (shape->doubles == 1 && steps > 0) {
+        policy->saved = after;
+        after += steps * capacity;
+    }
+    policy->kept = (uint32_t *)(void *)after;
+    policy->lengths = policy->kept + capacity;
+    policy->undo = (pb_kvcache_priv_undo *)(void *)(policy->lengths + shape->obs_window);
+    uint32_t *rest = (uint32_t *)(void *)(policy->undo + steps);
+    if (steps > 0 && shape->obs_window > 0) {
+        policy->row_of_slot = rest;
+        rest += shape->obs_window;
+    }
+    policy->history = (float *)(void *)rest;
+    /* Slots have the first rows, steps that will be remembered the rest */
+    for (uint32_t slot = 0; policy->row_of_slot != NULL && slot < shape->obs_window; ++slot) {
+        policy->row_of_slot[slot] = slot;
+    }
+    for (uint32_t step = 0; step < steps; ++step) {
+        policy->undo[step] = (pb_kvcache_priv_undo){.row = shape->obs_window + step};
+    }
     (void)pb_kvcache_reset(policy);
     return policy;
 }
@@ -72,7 +95,11 @@ pb_kvcache_status pb_kvcache_priv_step_check(const pb_kvcache *policy, uint32_t 
 
 void pb_kvcache_priv_step(pb_kvcache *policy, uint32_t pos, const float *attn)
 {
-    if (attn != NULL && policy->shape.rules->observe != NULL) {
+    const bool observed = attn != NULL && policy->shape.rules->observe != NULL;
+    if (policy->shape.max_rollback > 0) {
+        pb_kvcache_priv_remember(policy, observed);
+    }
+    if (observed) {
         policy->shape.rules->observe(policy, attn);
     }
     policy->kept[policy->kept_count] = pos;
@@ -212,6 +239,7 @@ void pb_kvcache_priv_drop(pb_kvcache *policy, size_t count, uint32_t *victims, p
     }
     size_t first;
     const size_t most = candidates(policy, &first);
+    pb_kvcache_priv_forget_steps(policy);
     policy->shape.rules->choose(policy, first, most, count, victims); /* indices, not yet positions */
     if (rows != NULL) {
         tell_rows(victims, count, policy->kept_count, which, rows);
@@ -342,6 +370,7 @@ pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint32_t *positions,
     }
     /* Forget, let the positions join, take the steps in */
     const pb_kvcache_priv_rules *rules = policy->shape.rules;
+    pb_kvcache_priv_forget_steps(policy);
     policy->kept_count = 0;
     policy->cursor = 0;
     if (rules->clear != NULL) {
@@ -367,7 +396,7 @@ bool pb_kvcache_priv_same_shape(const pb_kvcache *policy, const pb_kvcache *sour
     const pb_kvcache_priv_shape *b = &source->shape;
     return a->rules == b->rules && a->effective == b->effective && a->capacity == b->capacity
            && a->recent_window == b->recent_window && a->sinks == b->sinks && a->obs_window == b->obs_window
-           && a->pool_kernel == b->pool_kernel;
+           && a->pool_kernel == b->pool_kernel && a->max_rollback == b->max_rollback;
 }
 
 pb_kvcache_status pb_kvcache_copy(pb_kvcache *policy, const pb_kvcache *source)
@@ -390,9 +419,13 @@ pb_kvcache_status pb_kvcache_copy(pb_kvcache *policy, const pb_kvcache *source)
         memcpy(policy->scores, source->scores, source->kept_count * sizeof(double));
     }
     memcpy(policy->lengths, source->lengths, a->obs_window * sizeof(uint32_t));
-    for (uint32_t slot = 0; slot < a->obs_window; ++slot) {
-        const size_t start = (size_t)slot * a->capacity;
-        memcpy(policy->history + start, source->history + start, source->lengths[slot] * sizeof(float));
+    if (policy->row_of_slot != NULL) {
+        memcpy(policy->row_of_slot, source->row_of_slot, a->obs_window * sizeof(uint32_t));
     }
+    for (uint32_t slot = 0; slot < a->obs_window; ++slot) {
+        memcpy(pb_kvcache_priv_slot(policy, slot), pb_kvcache_priv_slot(source, slot),
+               source->lengths[slot] * sizeof(float));
+    }
+    pb_kvcache_priv_copy_steps(policy, source);
     return PB_KVCACHE_OK;
 }

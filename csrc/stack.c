@@ -23,12 +23,12 @@ static pb_kvcache_status layer_shape(const pb_kvcache_stack_params *params, cons
 {
     if (budgets != NULL) {
         const pb_kvcache_snapkv_params snapkv = {budgets[layer], params->recent_window, params->obs_window,
-                                                 params->pool_kernel, params->spare};
+                                                 params->pool_kernel, params->spare, params->max_rollback};
         return pb_kvcache_priv_snapkv_shape(&snapkv, snapkv.budget, shape);
     }
     const pb_kvcache_pyramidkv_params pyramidkv
         = {params->budget,        layer,              params->num_layers, params->pyramid_ratio, params->recent_window,
-           params->obs_window,    params->pool_kernel, params->spare};
+           params->obs_window,    params->pool_kernel, params->spare,      params->max_rollback};
     return pb_kvcache_priv_pyramidkv_shape(&pyramidkv, shape);
 }
 
@@ -379,6 +379,30 @@ pb_kvcache_status pb_kvcache_stack_seed(pb_kvcache_stack *stack, uint32_t layer,
         count_resident(stack);
     }
     return status;
+}
+
+uint32_t pb_kvcache_stack_rollback_count(const pb_kvcache_stack *stack)
+{
+    uint32_t count = stack == NULL ? 0 : UINT32_MAX;
+    for (uint32_t layer = 0; stack != NULL && layer < stack->num_layers; ++layer) {
+        count = stack->layers[layer]->num_undo < count ? stack->layers[layer]->num_undo : count;
+    }
+    return count;
+}
+
+pb_kvcache_status pb_kvcache_stack_rollback(pb_kvcache_stack *stack, uint32_t count)
+{
+    if (stack == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    if (count > pb_kvcache_stack_rollback_count(stack)) {
+        return PB_KVCACHE_ERROR_ROLLBACK;
+    }
+    for (uint32_t layer = 0; layer < stack->num_layers; ++layer) {
+        (void)pb_kvcache_rollback(stack->layers[layer], count);
+    }
+    count_resident(stack);
+    return PB_KVCACHE_OK;
 }
 
 pb_kvcache_status pb_kvcache_stack_copy(pb_kvcache_stack *stack, const pb_kvcache_stack *source)

@@ -118,7 +118,7 @@ static void put_cache(writer *out, const pb_kvcache *policy)
         put(out, policy->lengths[slot]);
     }
     for (uint32_t slot = 0; slot < policy->shape.obs_window; ++slot) {
-        const float *row = policy->history + (size_t)slot * policy->shape.capacity;
+        const float *row = pb_kvcache_priv_slot(policy, slot);
         for (uint32_t i = 0; i < policy->lengths[slot]; ++i) {
             put(out, bits_of(row[i]));
         }
@@ -204,6 +204,7 @@ static pb_kvcache_status get_cache(reader *in, pb_kvcache *policy, bool take)
         return PB_KVCACHE_ERROR_STATE;
     }
     if (take) {
+        pb_kvcache_priv_forget_steps(policy);
         policy->cursor = cursor;
         policy->kept_count = count;
         policy->unobserved = unobserved;
@@ -221,7 +222,7 @@ static pb_kvcache_status get_cache(reader *in, pb_kvcache *policy, bool take)
             return PB_KVCACHE_ERROR_STATE;
         }
         if (take) {
-            float *row = policy->history + (size_t)slot * policy->shape.capacity;
+            float *row = pb_kvcache_priv_slot(policy, slot);
             policy->lengths[slot] = length;
             for (size_t i = 0; i < length; ++i) {
                 row[i] = float_of(word_at(weights + i * WORD));

@@ -145,9 +145,12 @@ class Policy(LayerCache):
         return f"{name} = {p[name]}: {rule}"
 
     def _too_large(self) -> str:
-        """Return the parameter that makes the cache too large: `spare` where it would fit without."""
-        struct = ffi.new(f"pb_kvcache_{self._NAME}_params *", self._params | {"spare": 0})
-        return "spare" if getattr(lib, f"pb_kvcache_{self._NAME}_check")(struct) == _OK else "budget"
+        """Return the parameter that makes the cache too large: the one without which it would fit."""
+        check = getattr(lib, f"pb_kvcache_{self._NAME}_check")
+        for name in ("max_rollback", "spare"):
+            if check(ffi.new(f"pb_kvcache_{self._NAME}_params *", self._params | {name: 0})) == _OK:
+                return name
+        return "budget"
 
     def on_decode_step(self, pos: int, attn: npt.ArrayLike | None) -> None:
         """Take in one decoded token: `pos` joins the kept set.
@@ -321,6 +324,42 @@ class Policy(LayerCache):
             raise RuntimeError(status_text(status))
         return victims, rows
 
+    def rollback_count(self) -> int:
+        """Return how many steps :meth:`rollback` can take back now, at most ``max_rollback``."""
+        return in_turn(self, self._turn, lib.pb_kvcache_rollback_count, self._policy)  # type: ignore[no-any-return]
+
+    def rollback(self, count: int) -> None:
+        """Take back the last steps, observed or not: everything is as before them, bit for bit.
+
+        For speculative decoding. An eviction that drops something, :meth:`seed`, :meth:`reset` and :meth:`load` leave
+        nothing to take back.
+
+        Parameters
+        ----------
+        count
+            How many steps, at most :meth:`rollback_count`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what is no integer, or is more than can be taken back. Nothing has changed.
+
+        Examples
+        --------
+        >>> cache = H2O(budget=8, recent_window=1, max_rollback=2)
+        >>> cache.on_decode_step(1, [1.0])
+        >>> cache.on_decode_step(2, [0.5, 0.5])
+        >>> cache.rollback(1)
+        >>> cache.kept, cache.window_score(0)
+        (array([0, 1], dtype=uint32), 1.0)
+        """
+        number = min(natural("count", count), UINT32_MAX)
+        in_turn(self, self._turn, self._rollback, number)
+
+    def _rollback(self, count: int) -> None:
+        if lib.pb_kvcache_rollback(self._policy, count) != _OK:
+            raise too_many_steps(count, lib.pb_kvcache_rollback_count(self._policy))
+
     @property
     def memory_bytes(self) -> int:
         """Bytes that the native instance holds."""
@@ -439,6 +478,11 @@ def _restored(kind: type[_Self], params: dict[str, int], data: bytes) -> _Self:
     Policy.__init__(cache, **params)
     cache.load(data)
     return cache
+
+
+def too_many_steps(count: int, most: int) -> ValueError:
+    """Return the error for steps that cannot be taken back."""
+    return ValueError(f"count = {count}: must be at most the steps that can be taken back now, {most}")
 
 
 def asked_budget(budget: int) -> int:

@@ -21,7 +21,7 @@ class PyramidKV(Policy):
         Layers that share the budget, greater than 0.
     pyramid_ratio
         The first layer's share over the last one's, greater than 0.
-    recent_window, obs_window, pool_kernel, spare
+    recent_window, obs_window, pool_kernel, spare, max_rollback
         As for :class:`SnapKV`. There is room for ``max(effective_budget, budget) + 1 + spare`` positions.
 
     Raises
@@ -46,6 +46,7 @@ class PyramidKV(Policy):
         "obs_window",
         "pool_kernel",
         "spare",
+        "max_rollback",
     )
 
     def __init__(
@@ -58,6 +59,7 @@ class PyramidKV(Policy):
         obs_window: int = 16,
         pool_kernel: int = 7,
         spare: int = 0,
+        max_rollback: int = 0,
     ) -> None:
         super().__init__(
             budget=budget,
@@ -68,4 +70,5 @@ class PyramidKV(Policy):
             obs_window=obs_window,
             pool_kernel=pool_kernel,
             spare=spare,
+            max_rollback=max_rollback,
         )

@@ -10,11 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ._busy import TOKEN, in_turn, new_turn, refuse
-from ._checks import UINT32_MAX, float32_array, positive, uint32, uint32_array
+from ._checks import UINT32_MAX, float32_array, natural, positive, uint32, uint32_array
 from ._errors import CacheFullError, status_text
 from ._native import ffi, lib
 from ._options import ROW_SETS, RowSet, choice
-from ._policy import LayerCache, bad_weight, in_words, native_kept, seed_with, with_attributes, with_deep_attributes
+from ._policy import (
+    LayerCache,
+    bad_weight,
+    in_words,
+    native_kept,
+    seed_with,
+    too_many_steps,
+    with_attributes,
+    with_deep_attributes,
+)
 from ._state import checked_bytes, refusal, saved
 
 _F32 = np.dtype(np.float32)
@@ -23,7 +32,16 @@ _UINT32S = ffi.typeof("uint32_t[]")
 _NULL = ffi.NULL
 _OK: int = lib.PB_KVCACHE_OK
 _MAX_LAYERS: int = lib.PB_KVCACHE_STACK_MAX_LAYERS
-_PARAMETERS = ("num_layers", "budget", "pyramid_ratio", "recent_window", "obs_window", "pool_kernel", "spare")
+_PARAMETERS = (
+    "num_layers",
+    "budget",
+    "pyramid_ratio",
+    "recent_window",
+    "obs_window",
+    "pool_kernel",
+    "spare",
+    "max_rollback",
+)
 #: The parameters that a plan replaces.
 _UNPLANNED = ("budget", "pyramid_ratio")
 
@@ -61,7 +79,7 @@ class PyramidStack:
         Positions kept per layer on average, greater than 0. Not used with `plan`.
     pyramid_ratio
         The first layer's share over the last one's, greater than 0. Not used with `plan`.
-    recent_window, obs_window, pool_kernel, spare
+    recent_window, obs_window, pool_kernel, spare, max_rollback
         As for :class:`SnapKV`, the same for every layer.
     plan
         The layers' budgets: a ``LayerPlan``, or anything else with `budgets`, or a sequence of `num_layers` integers.
@@ -117,6 +135,7 @@ class PyramidStack:
         pool_kernel: int = 7,
         plan: Any = None,
         spare: int = 0,
+        max_rollback: int = 0,
     ) -> None:
         #: In the order of the C struct.
         self._params = {
@@ -127,6 +146,7 @@ class PyramidStack:
             "obs_window": uint32("obs_window", obs_window),
             "pool_kernel": uint32("pool_kernel", pool_kernel),
             "spare": uint32("spare", spare),
+            "max_rollback": uint32("max_rollback", max_rollback),
         }
         self._plan = plan
         self._num_layers = self._params["num_layers"]
@@ -167,8 +187,9 @@ class PyramidStack:
             lib.PB_KVCACHE_ERROR_RECENT_WINDOW: f", must be greater than recent_window = {p['recent_window']}",
             lib.PB_KVCACHE_ERROR_TOO_LARGE: f": with {p} the capacity or the memory does not fit",
         }
-        if status == lib.PB_KVCACHE_ERROR_TOO_LARGE and self._fits_without_spare(budgets):
-            return f"spare = {p['spare']}: with {p} the capacity or the memory does not fit"
+        for culprit in ("max_rollback", "spare"):
+            if status == lib.PB_KVCACHE_ERROR_TOO_LARGE and self._fits_without(culprit, budgets):
+                return f"{culprit} = {p[culprit]}: with {p} the capacity or the memory does not fit"
         if budgets is not None and status in planned:
             return f"plan: layer {layer} has a budget of {budgets[layer]}{planned[status]}"
         name, rule = {
@@ -182,8 +203,8 @@ class PyramidStack:
         }[status]
         return f"{name} = {p[name]}: {rule}"
 
-    def _fits_without_spare(self, budgets: npt.NDArray[np.uint32] | None) -> bool:
-        params = ffi.new("pb_kvcache_stack_params *", self._params | {"spare": 0})
+    def _fits_without(self, name: str, budgets: npt.NDArray[np.uint32] | None) -> bool:
+        params = ffi.new("pb_kvcache_stack_params *", self._params | {name: 0})
         planned = _NULL if budgets is None else ffi.from_buffer(_UINT32S, budgets)
         return bool(lib.pb_kvcache_stack_check(params, planned, _NULL) == _OK)
 
@@ -486,6 +507,25 @@ class PyramidStack:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PyramidStack:
         return with_deep_attributes(self.copy(), self, memo)
+
+    def rollback_count(self) -> int:
+        """Return how many steps :meth:`rollback` can take back now, in every layer."""
+        return in_turn(  # type: ignore[no-any-return]
+            self, self._turn, lib.pb_kvcache_stack_rollback_count, self._stack
+        )
+
+    def rollback(self, count: int) -> None:
+        """Every layer takes back its last steps, as :meth:`Policy.rollback`.
+
+        The peak stays: those positions were held. A layer that has dropped something since, or was seeded, has nothing
+        to take back, and then no layer does.
+        """
+        number = min(natural("count", count), UINT32_MAX)
+        in_turn(self, self._turn, self._rollback, number)
+
+    def _rollback(self, count: int) -> None:
+        if lib.pb_kvcache_stack_rollback(self._stack, count) != _OK:
+            raise too_many_steps(count, lib.pb_kvcache_stack_rollback_count(self._stack))
 
     def save(self) -> bytes:
         """Return what all layers hold and remember, and the peak, as bytes: as :meth:`Policy.save`."""

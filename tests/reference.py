@@ -6,10 +6,12 @@ here a dictionary per slot, ``max`` over a slice and ``sorted``.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import struct
 from fractions import Fraction
+from typing import Any
 
 
 def share(budget: int, layer: int, num_layers: int, ratio: int) -> int:
@@ -47,7 +49,27 @@ def rows_of(before: list[int], victims: list[int], which: str) -> list[int]:
     return [row for row, pos in enumerate(before) if (pos in victims) == (which == "victims")]
 
 
-class SnapKV:
+class Undoable:
+    """What takes steps back: whole copies of what the cache was before each of the last `max_rollback` steps."""
+
+    max_rollback = 0
+
+    def forget_steps(self) -> None:
+        self.past: list[dict[str, Any]] = []
+
+    def remember(self) -> None:
+        now = copy.deepcopy({name: value for name, value in vars(self).items() if name != "past"})
+        self.past = [*self.past, now][-self.max_rollback :] if self.max_rollback else []
+
+    def rollback(self, count: int) -> None:
+        if count > len(self.past):
+            raise Refused("rollback")
+        if count:
+            vars(self).update(copy.deepcopy(self.past[-count]))
+            self.past = self.past[:-count]
+
+
+class SnapKV(Undoable):
     """A decode-time cache that evicts by pooled recent attention."""
 
     def __init__(
@@ -57,8 +79,10 @@ class SnapKV:
         obs_window: int,
         pool_kernel: int,
         spare: int = 0,
+        max_rollback: int = 0,
         effective: int | None = None,
     ):
+        self.max_rollback = max_rollback
         self.recent_window, self.obs_window, self.pool_kernel = recent_window, obs_window, pool_kernel
         self.effective = budget if effective is None else effective
         self.capacity = max(self.effective, budget) + 1 + spare
@@ -66,6 +90,7 @@ class SnapKV:
 
     def reset(self) -> None:
         self.kept = [0]
+        self.forget_steps()
         self.slots: list[dict[int, float]] = [{} for _ in range(self.obs_window)]
         self.observed = 0
 
@@ -83,6 +108,7 @@ class SnapKV:
             raise Refused("attn_value")
         if len(self.kept) == self.capacity:
             raise Refused("full")
+        self.remember()
         if attn is not None:
             self.observe(attn)
         self.kept.append(pos)
@@ -100,6 +126,7 @@ class SnapKV:
         count = dropped(len(self.kept), protected, self.effective, budget, multiple_of)
         if count == 0:
             return []
+        self.forget_steps()
         scores = [self.score(pos) for pos in self.kept]
         half = (self.pool_kernel - 1) // 2
         pooled = {pos: max(scores[max(0, index - half) : index + half + 1]) for index, pos in enumerate(self.kept)}
@@ -138,9 +165,10 @@ class PyramidKV(SnapKV):
         obs_window: int,
         pool_kernel: int,
         spare: int = 0,
+        max_rollback: int = 0,
     ):
         effective = max(share(budget, layer, num_layers, pyramid_ratio), recent_window + 1)
-        super().__init__(budget, recent_window, obs_window, pool_kernel, spare, effective)
+        super().__init__(budget, recent_window, obs_window, pool_kernel, spare, max_rollback, effective)
 
 
 POLICIES = {"snapkv": SnapKV, "pyramidkv": PyramidKV}

@@ -379,9 +379,11 @@ def test_parameters_are_attributes_and_repr_is_honest():
         stack.sinks  # noqa: B018
     assert repr(stack) == (
         "<PyramidStack(num_layers=3, budget=4, pyramid_ratio=3, recent_window=1, obs_window=2, pool_kernel=1, "
-        "spare=0): 3 kept, evicts to 12>"
+        "spare=0, max_rollback=0): 3 kept, evicts to 12>"
     )
-    assert "recent_window=1, obs_window=2, pool_kernel=1, spare=0, plan=<list>" in repr(small(plan=[4, 4, 4]))
+    assert "recent_window=1, obs_window=2, pool_kernel=1, spare=0, max_rollback=0, plan=<list>" in repr(
+        small(plan=[4, 4, 4])
+    )
     assert "budget" not in repr(small(plan=[4, 4, 4]))
 
 

@@ -5,7 +5,7 @@
 #include "input.h"
 
 /* Every parameter struct is a row of uint32_t. */
-#define MOST_PARAMS 8
+#define MOST_PARAMS 9
 
 /* No cache of the fuzzer takes more. */
 static size_t most_bytes = (size_t)1 << 22;
@@ -103,6 +103,17 @@ static void evict_rows(pb_kvcache *cache, input *in)
     free(kept);
 }
 
+static void rollback(pb_kvcache *cache, input *in)
+{
+    const uint32_t count = number(in, 9);
+    const uint32_t most = pb_kvcache_rollback_count(cache);
+    const size_t before = pb_kvcache_kept_count(cache);
+    MUST(most <= before);
+    MUST(pb_kvcache_rollback(cache, count) == (count > most ? PB_KVCACHE_ERROR_ROLLBACK : PB_KVCACHE_OK));
+    MUST(pb_kvcache_kept_count(cache) == (count > most ? before : before - count));
+    MUST(pb_kvcache_rollback_count(cache) == (count > most ? most : most - count));
+}
+
 static void seed(pb_kvcache *cache, input *in)
 {
     const size_t count = number(in, 33) % 64;
@@ -140,7 +151,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         size_t count;
         uint32_t *kept;
         double score;
-        switch (take(&in, 1) % 12) {
+        switch (take(&in, 1) % 13) {
+        case 12:
+            rollback(cache, &in);
+            break;
         case 0:
             seed(cache, &in);
             break;
@@ -150,6 +164,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case 2:
             MUST(pb_kvcache_copy(twin, cache) == PB_KVCACHE_OK);
             MUST(pb_kvcache_kept_count(twin) == pb_kvcache_kept_count(cache));
+            MUST(pb_kvcache_rollback_count(twin) == pb_kvcache_rollback_count(cache));
             break;
         case 3:
             kept = kept_of(cache, &count);

@@ -179,7 +179,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const uint32_t layers = take(&in, 1);
     const pb_kvcache_stack_params params
         = {layers < 0xFC ? layers % (MOST_LAYERS + 1) : take(&in, 4), number(&in, 17), number(&in, 17), number(&in, 17),
-           number(&in, 17), number(&in, 17), number(&in, 17)};
+           number(&in, 17), number(&in, 17), number(&in, 17), number(&in, 17)};
     uint32_t plan[MOST_LAYERS];
     for (size_t i = 0; i < MOST_LAYERS; ++i) {
         plan[i] = number(&in, 17);
@@ -196,10 +196,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (uint32_t layer = 0; made && layer < params.num_layers; ++layer) {
         const pb_kvcache_snapkv_params snapkv
             = {budgets == NULL ? 1 : budgets[layer], params.recent_window, params.obs_window, params.pool_kernel,
-               params.spare};
+               params.spare, params.max_rollback};
         const pb_kvcache_pyramidkv_params pyramidkv
             = {params.budget,        layer,           params.num_layers, params.pyramid_ratio, params.recent_window,
-               params.obs_window,    params.pool_kernel, params.spare};
+               params.obs_window,    params.pool_kernel, params.spare, params.max_rollback};
         p.caches[layer] = budgets == NULL ? pb_kvcache_pyramidkv.create(&pyramidkv, NULL, NULL)
                                           : pb_kvcache_snapkv.create(&snapkv, NULL, NULL);
         made = p.caches[layer] != NULL;
@@ -207,7 +207,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     /* Calls, until the bytes are used up */
     while (made && in.left > 0) {
         pb_kvcache_stack *other;
-        switch (take(&in, 1) % 12) {
+        switch (take(&in, 1) % 13) {
+        case 12: {
+            const uint32_t most = pb_kvcache_stack_rollback_count(p.stack);
+            const uint32_t count = take(&in, 1) % 8;
+            const pb_kvcache_status back = pb_kvcache_stack_rollback(p.stack, count);
+            MUST(back == (count > most ? PB_KVCACHE_ERROR_ROLLBACK : PB_KVCACHE_OK));
+            for (uint32_t layer = 0; back == PB_KVCACHE_OK && layer < params.num_layers; ++layer) {
+                MUST(pb_kvcache_rollback(p.caches[layer], count) == PB_KVCACHE_OK);
+            }
+            break;
+        }
         case 0:
             seed(&p, &in);
             break;

@@ -84,7 +84,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const struct {
         const pb_kvcache_vtable *vtable;
-        uint32_t params[8];
+        uint32_t params[9];
     } policies[] = {{&pb_kvcache_snapkv, {5, 1, 3, 3, 2}},      {&pb_kvcache_pyramidkv, {4, 1, 2, 3, 0, 2, 1}},
                     {&pb_kvcache_sliding_window, {5, 1}},       {&pb_kvcache_streaming_llm, {5, 2, 1}},
                     {&pb_kvcache_h2o, {5, 1, 1}},               {&pb_kvcache_tova, {5, 1}},

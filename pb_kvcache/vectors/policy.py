@@ -43,6 +43,9 @@ def run(case: dict[str, Any]) -> None:
         elif call["call"] == "seed":
             attn = _floats(call.get("attn"))
             answers(status, lambda: cache.seed(call["positions"], attn))  # noqa: B023
+        elif call["call"] == "rollback":
+            equal(where, cache.rollback_count(), call["most"])
+            answers(status, lambda: cache.rollback(call["count"]))  # noqa: B023
         elif call["call"] == "save":
             equal(where, cache.save().hex(), call["state"])
         elif call["call"] == "load":
@@ -54,8 +57,10 @@ def run(case: dict[str, Any]) -> None:
 
 
 def named(status: str, params: dict[str, int]) -> str:
-    """Return the parameter that a refusal names. What is too large is the last one that was raised above 0."""
-    return status if status != "too_large" else "spare" if params.get("spare") else "budget"
+    """Return the parameter that a refusal names. What is too large is the first of these that is above 0."""
+    if status != "too_large":
+        return status
+    return next(name for name in ("max_rollback", "spare", "budget") if params.get(name))
 
 
 def run_refusal(case: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from .._native import ffi, lib
 from .._stack import PyramidStack
 from ._expect import answers, equal
-from .policy import _floats
+from .policy import _floats, named
 
 
 def run(case: dict[str, Any]) -> None:
@@ -40,6 +40,9 @@ def run(case: dict[str, Any]) -> None:
             equal(where, stack.layers[call["layer"]].window_score(call["pos"]), float(call["score"]))
         elif call["call"] == "seed":
             answers(status, lambda: stack.seed(call["layer"], call["positions"], _floats(call["attn"])))  # noqa: B023
+        elif call["call"] == "rollback":
+            equal(where, stack.rollback_count(), call["most"])
+            answers(status, lambda: stack.rollback(call["count"]))  # noqa: B023
         elif call["call"] == "save":
             equal(where, stack.save().hex(), call["state"])
         elif call["call"] == "load":
@@ -61,8 +64,8 @@ def run_refusal(case: dict[str, Any]) -> None:
     try:
         PyramidStack(**case["params"], plan=case["plan"])
     except ValueError as error:
-        if case["status"] == "too_large" and case["params"].get("spare"):
-            name = "spare"
+        if case["status"] == "too_large" and (case["params"].get("spare") or case["params"].get("max_rollback")):
+            name = named("too_large", case["params"])
         elif case["plan"] and case["status"] in ("budget", "recent_window", "too_large"):
             name = f"plan: layer {case['layer']} has a budget of {case['plan'][case['layer']]}"
         elif case["status"] == "too_large":

@@ -25,7 +25,7 @@ static void test_status(void)
     CHECK(PB_KVCACHE_ERROR_ATTN_LEN == -12 && PB_KVCACHE_ERROR_ATTN_VALUE == -13 && PB_KVCACHE_ERROR_FULL == -14);
     CHECK(PB_KVCACHE_ERROR_NOT_KEPT == -15 && PB_KVCACHE_ERROR_CAPACITY == -16 && PB_KVCACHE_ERROR_MISMATCH == -17);
     CHECK(PB_KVCACHE_ERROR_UNSUPPORTED == -18 && PB_KVCACHE_ERROR_STATE == -19);
-    CHECK(PB_KVCACHE_ERROR_STATE_VERSION == -20);
+    CHECK(PB_KVCACHE_ERROR_STATE_VERSION == -20 && PB_KVCACHE_ERROR_ROLLBACK == -21);
 }
 
 static void test_version(void)
@@ -104,7 +104,7 @@ static void test_null(void)
 
 static void test_evict_buffer(void)
 {
-    const pb_kvcache_snapkv_params params = {8, 1, 2, 1, 0};
+    const pb_kvcache_snapkv_params params = {8, 1, 2, 1, 0, 0};
     pb_kvcache *cache = pb_kvcache_snapkv.create(&params, NULL, NULL);
     uint32_t victims[8];
     for (uint32_t pos = 1; pos <= 8; ++pos) {
@@ -128,7 +128,7 @@ static void test_evict_buffer(void)
 /* An eviction that tells rows: what it refuses changes neither the cache nor an output. */
 static void test_evict_rows(void)
 {
-    const pb_kvcache_snapkv_params params = {4, 1, 2, 1, 4};
+    const pb_kvcache_snapkv_params params = {4, 1, 2, 1, 4, 0};
     const pb_kvcache_row_set kept = PB_KVCACHE_ROWS_KEPT;
     pb_kvcache *cache = pb_kvcache_snapkv.create(&params, NULL, NULL);
     uint32_t victims[16];
@@ -195,10 +195,10 @@ static void test_allocation(const pb_kvcache_vtable *vtable)
 
 static void test_copy(void)
 {
-    const pb_kvcache_snapkv_params params = {6, 1, 3, 3, 0};
-    const pb_kvcache_snapkv_params others[] = {{7, 1, 3, 3, 0}, {6, 2, 3, 3, 0}, {6, 1, 2, 3, 0}, {6, 1, 3, 5, 0}};
-    const pb_kvcache_pyramidkv_params deep = {6, 2, 3, 4, 1, 3, 3, 0};
-    const pb_kvcache_pyramidkv_params single = {6, 0, 1, 4, 1, 3, 3, 0};
+    const pb_kvcache_snapkv_params params = {6, 1, 3, 3, 0, 0};
+    const pb_kvcache_snapkv_params others[] = {{7, 1, 3, 3, 0, 0}, {6, 2, 3, 3, 0, 0}, {6, 1, 2, 3, 0, 0}, {6, 1, 3, 5, 0, 0}};
+    const pb_kvcache_pyramidkv_params deep = {6, 2, 3, 4, 1, 3, 3, 0, 0};
+    const pb_kvcache_pyramidkv_params single = {6, 0, 1, 4, 1, 3, 3, 0, 0};
     pb_kvcache *a = pb_kvcache_snapkv.create(&params, NULL, NULL);
     pb_kvcache *b = pb_kvcache_snapkv.create(&params, NULL, NULL);
     uint32_t victims[2][8];
@@ -232,8 +232,8 @@ static void test_copy(void)
     CHECK(pb_kvcache_copy(other, a) == PB_KVCACHE_OK && pb_kvcache_kept_count(other) == pb_kvcache_kept_count(a));
     pb_kvcache_pyramidkv.destroy(other);
     /* Layers that evict to the same budget, 2, and have room for 7 and for 8. */
-    const pb_kvcache_pyramidkv_params narrow = {6, 1, 2, 4, 1, 3, 3, 0};
-    const pb_kvcache_pyramidkv_params roomy = {7, 1, 2, 4, 1, 3, 3, 0};
+    const pb_kvcache_pyramidkv_params narrow = {6, 1, 2, 4, 1, 3, 3, 0, 0};
+    const pb_kvcache_pyramidkv_params roomy = {7, 1, 2, 4, 1, 3, 3, 0, 0};
     other = pb_kvcache_pyramidkv.create(&narrow, NULL, NULL);
     pb_kvcache *wider = pb_kvcache_pyramidkv.create(&roomy, NULL, NULL);
     CHECK(pb_kvcache_effective_budget(other) == 2 && pb_kvcache_effective_budget(wider) == 2);
@@ -255,7 +255,7 @@ static void test_sizes(void)
     CHECK(pb_kvcache_priv_add(SIZE_MAX - 1, 1, &out) && out == SIZE_MAX);
     CHECK(!pb_kvcache_priv_add(SIZE_MAX, 1, &out) && out == SIZE_MAX);
     /* Where 32 bits of address space do not hold a cache, creation says so. Where 64 do, only memory can say no. */
-    const pb_kvcache_snapkv_params large = {1u << 30, 32, 64, 7, 0};
+    const pb_kvcache_snapkv_params large = {1u << 30, 32, 64, 7, 0, 0};
     const pb_kvcache_status want = sizeof(size_t) == 4 ? PB_KVCACHE_ERROR_TOO_LARGE : PB_KVCACHE_OK;
     CHECK(pb_kvcache_snapkv_check(&large) == want);
     arena a = {0};
@@ -292,7 +292,7 @@ static void test_kernels(void)
             lengths[row] = state % 4 == 0 ? (uint32_t)n : (state >> 8) % (uint32_t)(n + 1);
         }
         sums[n] = -1.0;
-        pb_kvcache_priv_column_sums(rows, MOST, lengths, ROWS, n, sums);
+        pb_kvcache_priv_column_sums(rows, MOST, NULL, lengths, ROWS, n, sums);
         CHECK(sums[n] == -1.0);
         for (size_t i = 0; i < n; ++i) {
             double sum = 0.0;

@@ -7,7 +7,7 @@
 
 enum { LAYERS = 3 };
 
-static const pb_kvcache_stack_params small = {LAYERS, 4, 3, 1, 2, 3, 0}; /* layers of 6, 4 and 2 */
+static const pb_kvcache_stack_params small = {LAYERS, 4, 3, 1, 2, 3, 0, 0}; /* layers of 6, 4 and 2 */
 
 static void test_null(void)
 {
@@ -180,23 +180,23 @@ static void test_sizes(void)
 {
     uint32_t layer = 9;
     /* About 2^30 * 84 bytes a layer. With 65536 layers 2^52, and with rings of 2^20 slots 2^68. */
-    const pb_kvcache_stack_params large = {65536, 1u << 30, 1, 0, 16, 1, 0};
-    const pb_kvcache_stack_params too_large = {65536, 1u << 30, 1, 0, 1u << 20, 1, 0};
-    const pb_kvcache_stack_params most = {PB_KVCACHE_STACK_MAX_LAYERS, 2, 1, 0, 1, 1, 0};
-    const pb_kvcache_stack_params beyond = {PB_KVCACHE_STACK_MAX_LAYERS + 1, 2, 1, 0, 1, 1, 0};
+    const pb_kvcache_stack_params large = {65536, 1u << 30, 1, 0, 16, 1, 0, 0};
+    const pb_kvcache_stack_params too_large = {65536, 1u << 30, 1, 0, 1u << 20, 1, 0, 0};
+    const pb_kvcache_stack_params most = {PB_KVCACHE_STACK_MAX_LAYERS, 2, 1, 0, 1, 1, 0, 0};
+    const pb_kvcache_stack_params beyond = {PB_KVCACHE_STACK_MAX_LAYERS + 1, 2, 1, 0, 1, 1, 0, 0};
     const pb_kvcache_status want = sizeof(size_t) == 4 ? PB_KVCACHE_ERROR_TOO_LARGE : PB_KVCACHE_OK;
     CHECK(pb_kvcache_stack_check(&large, NULL, NULL) == want);
     CHECK(pb_kvcache_stack_check(&too_large, NULL, &layer) == PB_KVCACHE_ERROR_TOO_LARGE && layer == 0);
     CHECK(pb_kvcache_stack_check(&most, NULL, &layer) == PB_KVCACHE_OK && layer == 65536);
     CHECK(pb_kvcache_stack_check(&beyond, NULL, &layer) == PB_KVCACHE_ERROR_TOO_LARGE && layer == 0);
     /* A layer of a gigabyte fits 32 bits alone. Four do not. */
-    const pb_kvcache_stack_params four = {4, 1u << 25, 1, 0, 3, 1, 0};
-    const pb_kvcache_stack_params one = {1, 1u << 25, 1, 0, 3, 1, 0};
+    const pb_kvcache_stack_params four = {4, 1u << 25, 1, 0, 3, 1, 0, 0};
+    const pb_kvcache_stack_params one = {1, 1u << 25, 1, 0, 3, 1, 0, 0};
     CHECK(pb_kvcache_stack_check(&one, NULL, NULL) == PB_KVCACHE_OK);
     CHECK(pb_kvcache_stack_check(&four, NULL, NULL) == want);
 
     /* Layers of 2^61 bytes fit 64 bits alone. Three do together, four do not. Where one does not, it is the first. */
-    pb_kvcache_stack_params huge = {3, 1u << 30, 1, 0, 1u << 29, 1, 0};
+    pb_kvcache_stack_params huge = {3, 1u << 30, 1, 0, 1u << 29, 1, 0, 0};
     CHECK(pb_kvcache_stack_check(&huge, NULL, NULL) == want);
     huge.num_layers = 4;
     CHECK(pb_kvcache_stack_check(&huge, NULL, &layer) == PB_KVCACHE_ERROR_TOO_LARGE && layer == 0);
@@ -224,8 +224,8 @@ static void test_against_independent_caches(const uint32_t *plan)
     pb_kvcache_stack *twin = pb_kvcache_stack_create(&small, plan, NULL);
     const pb_kvcache_vtable *vtable = plan == NULL ? &pb_kvcache_pyramidkv : &pb_kvcache_snapkv;
     for (uint32_t layer = 0; layer < LAYERS; ++layer) {
-        const pb_kvcache_pyramidkv_params pyramidkv = {4, layer, LAYERS, 3, 1, 2, 3, 0};
-        const pb_kvcache_snapkv_params snapkv = {plan == NULL ? 1 : plan[layer], 1, 2, 3, 0};
+        const pb_kvcache_pyramidkv_params pyramidkv = {4, layer, LAYERS, 3, 1, 2, 3, 0, 0};
+        const pb_kvcache_snapkv_params snapkv = {plan == NULL ? 1 : plan[layer], 1, 2, 3, 0, 0};
         caches[layer] = plan == NULL ? vtable->create(&pyramidkv, NULL, NULL) : vtable->create(&snapkv, NULL, NULL);
     }
     for (uint32_t pos = 1; pos < 500; ++pos) {
@@ -283,7 +283,7 @@ static void test_against_independent_caches(const uint32_t *plan)
 static void test_copy_mismatch(void)
 {
     const uint32_t plans[3][LAYERS] = {{6, 4, 2}, {6, 4, 3}, {7, 4, 2}};
-    const pb_kvcache_stack_params one = {1, 4, 3, 1, 2, 3, 0};
+    const pb_kvcache_stack_params one = {1, 4, 3, 1, 2, 3, 0, 0};
     pb_kvcache_stack *a = pb_kvcache_stack_create(&small, plans[0], NULL);
     pb_kvcache_stack *last = pb_kvcache_stack_create(&small, plans[1], NULL);
     pb_kvcache_stack *first = pb_kvcache_stack_create(&small, plans[2], NULL);

@@ -7,7 +7,7 @@
 
 enum { LAYERS = 3, MOST = 4096 };
 
-static const pb_kvcache_stack_params small = {LAYERS, 4, 3, 1, 2, 3, 1};
+static const pb_kvcache_stack_params small = {LAYERS, 4, 3, 1, 2, 3, 1, 0};
 
 static uint32_t state = 1;
 
@@ -142,9 +142,9 @@ static void test_hostile(const pb_kvcache_vtable *vtable, const void *params)
 
 int main(void)
 {
-    static const uint32_t snapkv[] = {5, 1, 3, 3, 4};
-    static const uint32_t two[] = {5, 4};
-    static const uint32_t three[] = {5, 1, 4};
+    static const uint32_t snapkv[] = {5, 1, 3, 3, 4, 3};
+    static const uint32_t two[] = {5, 4, 3};
+    static const uint32_t three[] = {5, 1, 4, 3};
     test_null();
     test_all_layers_or_none();
     test_hostile(&pb_kvcache_snapkv, snapkv);

@@ -90,6 +90,7 @@ pb_kvcache_status vectors_status(const json *name)
         {"unsupported", PB_KVCACHE_ERROR_UNSUPPORTED},
         {"state", PB_KVCACHE_ERROR_STATE},
         {"state_version", PB_KVCACHE_ERROR_STATE_VERSION},
+        {"rollback", PB_KVCACHE_ERROR_ROLLBACK},
         {"option", PB_KVCACHE_ERROR_OPTION},
         {"plan_shape", PB_KVCACHE_ERROR_PLAN_SHAPE},
         {"plan_multiple", PB_KVCACHE_ERROR_PLAN_MULTIPLE},

@@ -6,7 +6,7 @@
 #include "vectors.h"
 
 /* Every parameter struct is a row of uint32_t. */
-#define MOST_PARAMS 8
+#define MOST_PARAMS 9
 
 typedef struct policy {
     const char *name;
@@ -27,7 +27,7 @@ typedef struct policy {
     POLICY(scissorhands, "budget", "recent_window")
 
 /* The last parameters of every struct. A file names them where they are not 0. */
-#define OF_ALL "spare"
+#define OF_ALL "spare", "max_rollback"
 
 /* A check function that takes the row, and an entry of the table. */
 #define CHECK_OF(name, ...)                                                                                            \
@@ -222,6 +222,17 @@ static pb_kvcache_status load_cache(void *cache, const void *data, size_t size)
     return pb_kvcache_load(cache, data, size);
 }
 
+static bool rollback(pb_kvcache *cache, const json *call)
+{
+    const uint32_t count = json_u32(json_need(call, "count"));
+    const uint32_t most = json_u32(json_need(call, "most"));
+    const pb_kvcache_status want = vectors_status(json_get(call, "status"));
+    const uint32_t foretold = pb_kvcache_rollback_count(cache);
+    const pb_kvcache_status status = pb_kvcache_rollback(cache, count);
+    return (foretold == most && status == want)
+           || vectors_fail("status %d, at most %" PRIu32, (int)status, foretold);
+}
+
 static bool run_call(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const json *call)
 {
     const char *name = json_string(json_need(call, "call"));
@@ -242,6 +253,9 @@ static bool run_call(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const j
     }
     if (strcmp(name, "seed") == 0) {
         return seed(cache, call);
+    }
+    if (strcmp(name, "rollback") == 0) {
+        return rollback(cache, call);
     }
     if (strcmp(name, "save") == 0) {
         return vectors_save(call, pb_kvcache_state_bytes(cache), save_cache, cache);

@@ -13,6 +13,7 @@ static pb_kvcache_stack_params params_of(const json *test)
         json_u32(json_need(params, "pyramid_ratio")), json_u32(json_need(params, "recent_window")),
         json_u32(json_need(params, "obs_window")),    json_u32(json_need(params, "pool_kernel")),
         json_is_null(json_get(params, "spare")) ? 0 : json_u32(json_get(params, "spare")),
+        json_is_null(json_get(params, "max_rollback")) ? 0 : json_u32(json_get(params, "max_rollback")),
     };
 }
 
@@ -216,6 +217,13 @@ static bool run_call(pb_kvcache_stack *stack, const json *call)
     }
     if (strcmp(name, "seed") == 0) {
         return seed(stack, call);
+    }
+    if (strcmp(name, "rollback") == 0) {
+        const uint32_t most = pb_kvcache_stack_rollback_count(stack);
+        const pb_kvcache_status want = vectors_status(json_get(call, "status"));
+        const pb_kvcache_status status = pb_kvcache_stack_rollback(stack, json_u32(json_need(call, "count")));
+        return (most == json_u32(json_need(call, "most")) && status == want)
+               || vectors_fail("status %d, at most %" PRIu32, (int)status, most);
     }
     if (strcmp(name, "save") == 0) {
         return vectors_save(call, pb_kvcache_stack_state_bytes(stack), save_stack, stack);

@@ -1,4 +1,4 @@
-"""Vectors of kind ``policy`` for what engines need beside a policy's choice: room, rows, blocks, states."""
+"""Vectors of kind ``policy`` for what engines need of a policy: room, rows, blocks, states, steps taken back."""
 
 from __future__ import annotations
 
@@ -273,23 +273,134 @@ def saved() -> list[Script]:
     return scripts
 
 
+def taken_back() -> list[Script]:
+    scripts = []
+
+    s = ring("a ring that has gone round twice is as it was", budget=6, obs_window=2, max_rollback=3)
+    s.steps(1, [1.0], [0.5, 0.25])
+    s.score(0, 1.5)
+    s.steps(3, [0.125, 0.0, 0.0], None, [2.0, 0.0, 0.0, 0.0, 0.5])
+    s.score(0, 2.125)
+    s.rollback(4, 3, "rollback")
+    s.rollback(1, 3)
+    s.kept([0, 1, 2, 3, 4])
+    s.score(0, 0.625)
+    s.score(1, 0.25)
+    s.rollback(2, 2)
+    s.kept([0, 1, 2])
+    s.score(0, 1.5)
+    s.score(1, 0.25)
+    s.rollback(1, 0, "rollback")
+    s.rollback(0, 0)
+    s.step(3, [4.0, 0.0, 0.0])
+    s.score(0, 4.5)
+    s.rollback(1, 1)
+    s.score(0, 1.5)
+    scripts.append(s)
+
+    s = ring("only the last steps can be taken back", budget=9, max_rollback=2)
+    s.steps(1, [1.0], [1.0] * 2, [1.0] * 3, [1.0] * 4)
+    s.rollback(3, 2, "rollback")
+    s.rollback(2, 2)
+    s.kept([0, 1, 2])
+    scripts.append(s)
+
+    s = ring("without a promise nothing can")
+    s.step(1, [1.0])
+    s.rollback(1, 0, "rollback")
+    s.kept([0, 1])
+    scripts.append(s)
+
+    s = ring("evictions that drop something, seeds, resets and loads are the end of it", spare=4, max_rollback=4)
+    s.steps(1, [1.0], [0.5, 0.5])
+    s.evict(None, [])
+    s.rollback(1, 2)
+    saved, held = s.save(), copy.deepcopy(s.cache)
+    s.steps(2, [0.5, 0.5], None)
+    s.evict(None, [2])
+    s.rollback(1, 0, "rollback")
+    s.step(4, None)
+    s.seed([1, 2], [[0.5, 0.5]])
+    s.rollback(1, 0, "rollback")
+    s.step(4, None)
+    s.reset()
+    s.rollback(1, 0, "rollback")
+    s.step(4, None)
+    s.load(saved, cache=held)
+    s.rollback(1, 0, "rollback")
+    s.step(4, None)
+    s.step(4, None, "position")
+    s.rollback(1, 1)
+    s.kept([0, 1])
+    scripts.append(s)
+
+    for policy, params in (
+        ("sliding_window", {}),
+        ("streaming_llm", {"sinks": 1}),
+        ("h2o", {"recent_window": 1}),
+        ("tova", {}),
+        ("scissorhands", {"recent_window": 1}),
+        (
+            "pyramidkv",
+            {"layer": 0, "num_layers": 1, "pyramid_ratio": 1, "recent_window": 1, "obs_window": 2, "pool_kernel": 1},
+        ),
+    ):
+        s = new("as before, to the bit", policy, budget=4, spare=3, max_rollback=4, **params)
+        s.steps(1, [0.1], None)
+        before = s.save()
+        s.steps(3, [reference.float32(0.7)] * 3, None, [0.5, 0.0, 0.25, 0.0, 0.0], None)
+        s.rollback(4, 4)
+        assert s.save() == before
+        s.steps(3, [0.5, 0.25, 0.25], [0.25] * 4)
+        s.rollback(1, 2)
+        s.evict(2)
+        s.kept()
+        scripts.append(s)
+
+    for number in range(28):
+        draw = random.Random(4000 + number)
+        s = drawn(f"seeded run of steps taken back {number}", draw, number, max_rollback=draw.randint(1, 6))
+        for _ in range(draw.randint(30, 60)):
+            pos = max(s.cache.kept, default=0) + draw.choice([1, 1, 1, 5])
+            full = len(s.cache.kept) == s.cache.capacity
+            if full or draw.random() < 0.1:
+                s.evict(draw.choice([None, None, draw.randint(0, 12)]))
+            elif draw.random() < 0.3:
+                most = len(s.cache.past)
+                count = draw.randint(0, most + 1)
+                s.rollback(count, most, "rollback" if count > most else None)
+                if draw.random() < 0.3:
+                    s.save()
+            else:
+                row = [reference.float32(draw.choice([0.0, 0.25, 0.25, 0.5, 0.1, 7.7])) for _ in s.cache.kept]
+                s.step(pos, None if draw.random() < 0.15 else row)
+        s.save()
+        scripts.append(s)
+    return scripts
+
+
+def drawn(name: str, draw: random.Random, number: int, **more: int) -> Script:
+    """Return a script of any policy with any parameters."""
+    policy = [*POLICIES][number % len(POLICIES)]
+    budget = draw.randint(2, 12)
+    params = {"budget": budget, "spare": draw.randint(0, 9)}
+    if policy in reference_baselines.SECOND:
+        params[reference_baselines.SECOND[policy]] = draw.randint(0, budget - 1)
+    if policy in reference.POLICIES:
+        params |= {"recent_window": draw.randint(0, budget - 1), "obs_window": draw.choice([1, 2, 3])}
+        params["pool_kernel"] = draw.choice([1, 3, 7])
+    if policy == "pyramidkv":
+        layers = draw.choice([1, 2, 3])
+        params |= {"layer": draw.randrange(layers), "num_layers": layers, "pyramid_ratio": draw.choice([1, 4])}
+    return new(name, policy, **params, **more)
+
+
 def seeded() -> list[Script]:
     """Longer runs of all policies: the reference's word alone."""
     scripts = []
     for number in range(28):
         draw = random.Random(3000 + number)
-        policy = [*POLICIES][number % len(POLICIES)]
-        budget = draw.randint(2, 12)
-        params = {"budget": budget, "spare": draw.randint(0, 9)}
-        if policy in reference_baselines.SECOND:
-            params[reference_baselines.SECOND[policy]] = draw.randint(0, budget - 1)
-        if policy in reference.POLICIES:
-            params |= {"recent_window": draw.randint(0, budget - 1), "obs_window": draw.choice([1, 2, 3])}
-            params["pool_kernel"] = draw.choice([1, 3, 7])
-        if policy == "pyramidkv":
-            layers = draw.choice([1, 2, 3])
-            params |= {"layer": draw.randrange(layers), "num_layers": layers, "pyramid_ratio": draw.choice([1, 4])}
-        s = new(f"seeded run {number}", policy, **params)
+        s = drawn(f"seeded run {number}", draw, number)
         pos = 0
         for _ in range(draw.randint(20, 40)):
             pos += draw.choice([1, 1, 1, 5])
@@ -297,7 +408,7 @@ def seeded() -> list[Script]:
             row = [reference.float32(draw.choice([0.0, 0.25, 0.25, 0.5, 0.1, 7.7])) for _ in s.cache.kept]
             s.step(pos, None if draw.random() < 0.15 else row, "full" if full else None)
             if full or draw.random() < 0.2:
-                asked = draw.choice([None, None, budget, draw.randint(0, 2 * budget)])
+                asked = draw.choice([None, None, draw.randint(0, 24)])
                 s.evict_rows(asked, draw.choice([1, 1, 2, 3, 4, 16]), draw.choice(["kept", "victims"]))
                 if draw.random() < 0.3:
                     s.save()
@@ -315,5 +426,6 @@ def _file(about: str, *makers: Any) -> Any:
 FILES = {
     "spare.json": _file("Room for steps that pass without an eviction.", spare),
     "state.json": _file("States as bytes, and what is refused as one.", saved),
+    "rollback.json": _file("Steps taken back.", taken_back),
     "rows.json": _file("Evictions that tell rows and leave whole blocks.", rows, seeded),
 }

@@ -90,6 +90,17 @@ class Script:
         self._record(call, lambda: self.cache.seed(positions, attn))
         assert call.get("status") == check, f"{self.case['name']}: seed answers {call.get('status')}"
 
+    def rollback(self, count: int, most: int, status: str | None = None) -> None:
+        """Take steps back, of which `most` can be."""
+        assert len(self.cache.past) == most, f"{self.case['name']}: {len(self.cache.past)} steps can be taken back"
+        call: dict[str, Any] = {"call": "rollback", "count": count, "most": most}
+        try:
+            self.cache.rollback(count)
+        except reference.Refused as refused:
+            call["status"] = str(refused)
+        assert call.get("status") == status, f"{self.case['name']}: rollback answers {call.get('status')}"
+        self.case["calls"].append(call)
+
     def save(self) -> bytes:
         saved = state(self.cache)
         self.case["calls"].append({"call": "save", "state": saved.hex()})
@@ -101,6 +112,7 @@ class Script:
         if status is None:
             assert state(cache) == saved
             self.cache = copy.deepcopy(cache)
+            self.cache.forget_steps()
         self.case["calls"].append(call if status is None else call | {"status": status})
 
     def reset(self) -> None:
@@ -428,6 +440,7 @@ def _refusals() -> dict[str, Any]:
         ("too_large", {"budget": LARGEST - 1, "obs_window": LARGEST}),
         ("too_large", {"spare": LARGEST}),
         ("too_large", {"spare": LARGEST - 8}),
+        ("too_large", {"budget": LARGEST - 1, "max_rollback": LARGEST}),
     ]
     pyramid_only = [
         ("num_layers", {"num_layers": 0}),

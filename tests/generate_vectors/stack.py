@@ -98,6 +98,17 @@ class Script:
         self._check("seed", call.get("status"), status)
         self.case["calls"].append(call)
 
+    def rollback(self, count: int, most: int, status: str | None = None) -> None:
+        """Take steps back, of which `most` can be."""
+        assert self.stack.most == most, f"{self.case['name']}: {self.stack.most} steps can be taken back"
+        call: dict[str, Any] = {"call": "rollback", "count": count, "most": most}
+        try:
+            self.stack.rollback(count)
+        except reference.Refused as refused:
+            call["status"] = str(refused)
+        assert call.get("status") == status, f"{self.case['name']}: rollback answers {call.get('status')}"
+        self.case["calls"].append(call)
+
     def save(self) -> bytes:
         saved = stack_state(self.stack)
         self.case["calls"].append({"call": "save", "state": saved.hex()})
@@ -109,6 +120,8 @@ class Script:
         if status is None:
             assert stack_state(stack) == saved
             self.stack = copy.deepcopy(stack)
+            for layer in self.stack.layers:
+                layer.forget_steps()
         self.case["calls"].append(call if status is None else call | {"status": status})
 
     def reset(self) -> None:
@@ -293,6 +306,34 @@ def by_hand() -> list[Script]:
     s.evict()
     s.save()
     scripts.append(s)
+
+    s = new("steps are taken back in all layers or in none, and the peak stays", max_rollback=3, spare=2)
+    s.step(1, [[0.5], [0.25], [1.0]])
+    s.save()
+    s.step(2, [[0.5, 0.25], None, [1.0, 0.0]])
+    s.step(3, None)
+    s.step(4, [[0.25] * 4] * 3)
+    s.count(15, 15)
+    s.rollback(4, 3, "rollback")
+    s.rollback(3, 3)
+    s.count(6, 15)
+    s.kept([[0, 1]] * 3)
+    s.score(0, 0, 0.5)
+    s.step(2, [[0.5, 0.25], None, [1.0, 0.0]])
+    s.step(3, None)
+    s.evict([[], [], [1, 2]])  # of three layers one drops something: it has nothing to take back
+    s.rollback(1, 0, "rollback")
+    s.step(4, None)
+    s.step(5, None)
+    s.seed(1, [1, 2], None)
+    s.step(6, None)
+    s.rollback(2, 1, "rollback")
+    s.rollback(1, 1)
+    s.save()
+    s.reset()
+    s.rollback(1, 0, "rollback")
+    s.rollback(0, 0)
+    scripts.append(s)
     return scripts
 
 
@@ -361,6 +402,7 @@ def _refusals() -> dict[str, Any]:
         ("too_large", 0, None, {"budget": LARGEST}),
         ("too_large", 0, None, {"spare": LARGEST}),
         ("too_large", 0, [4, 4, 4], {"spare": LARGEST - 4}),
+        ("too_large", 0, None, {"budget": 2**30, "max_rollback": LARGEST}),
         ("budget", 1, [4, 0, 4], {}),
         ("recent_window", 2, [2, 3, 1], {}),
         ("recent_window", 0, [4, 4, 4], {"recent_window": 4}),

@@ -29,6 +29,9 @@
  * Memory, all of it taken at creation: a fixed part of about 100 bytes, and for each position of the capacity 4 bytes
  * (sliding_window, streaming_llm), 12 (h2o, tova, scissorhands) or obs_window * 4 + 20 (snapkv, pyramidkv).
  *
+ * With max_rollback the last steps can be taken back, as speculative decoding needs it. Each costs 16 bytes, and for each
+ * position 4 (snapkv, pyramidkv) or 8 (h2o, tova, scissorhands). A ring takes obs_window * 4 more.
+ *
  * Threads: nothing is shared between instances. One instance must not be used by two threads at once.
  */
 #ifndef PB_KVCACHE_POLICY_H
@@ -190,6 +193,19 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_reset(pb_kvcache *policy);
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint32_t *positions, size_t count,
                                                  const float *attn, size_t rows);
+
+/* How many steps pb_kvcache_rollback can take back now; 0 for NULL. At most max_rollback. An eviction that drops
+ * something, a seed, a reset and a load make it 0. */
+PB_KVCACHE_API uint32_t pb_kvcache_rollback_count(const pb_kvcache *policy);
+
+/*
+ * Take back the last steps, observed or not: everything is as before them, bit for bit.
+ *
+ *   count  how many, at most pb_kvcache_rollback_count
+ *
+ * PB_KVCACHE_ERROR_NULL, _ROLLBACK: nothing has changed.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_rollback(pb_kvcache *policy, uint32_t count);
 
 /*
  * Make `policy` hold and remember exactly what `source` does, without allocating: for beam search and for prompts that

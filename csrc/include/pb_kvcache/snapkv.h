@@ -24,13 +24,14 @@ typedef struct pb_kvcache_snapkv_params {
     uint32_t obs_window;    /* observed decode steps that make the score, > 0 */
     uint32_t pool_kernel;   /* kept neighbours pooled, odd */
     uint32_t spare;         /* steps that may pass without an eviction, beyond the first */
+    uint32_t max_rollback;  /* the last steps that can be taken back */
 } pb_kvcache_snapkv_params;
 
 /* Refused, the first in this order: _BUDGET, _OBS_WINDOW, _RECENT_WINDOW, _POOL_KERNEL, _TOO_LARGE. */
 PB_KVCACHE_POLICY(snapkv)
 /* cdef: end */
 
-#define PB_KVCACHE_SNAPKV_PARAMS_DEFAULT { 512u, 32u, 16u, 7u, 0u }
+#define PB_KVCACHE_SNAPKV_PARAMS_DEFAULT { 512u, 32u, 16u, 7u, 0u, 0u }
 
 PB_KVCACHE_EXTERN_C_END
 

@@ -44,6 +44,7 @@ typedef struct pb_kvcache_stack_params {
     uint32_t obs_window;    /* observed decode steps that make the score, > 0 */
     uint32_t pool_kernel;   /* kept neighbours pooled, odd */
     uint32_t spare;         /* steps that may pass without an eviction, beyond the first, in every layer */
+    uint32_t max_rollback;  /* the last steps that can be taken back */
 } pb_kvcache_stack_params;
 
 /* One cache per layer. One stack serves one sequence and must not be used by two threads at once. */
@@ -216,6 +217,18 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_seed(pb_kvcache_stack *stack, 
                                                        const uint32_t *positions, size_t count, const float *attn,
                                                        size_t rows);
 
+/* How many steps pb_kvcache_stack_rollback can take back now: in every layer. 0 for NULL. */
+PB_KVCACHE_API uint32_t pb_kvcache_stack_rollback_count(const pb_kvcache_stack *stack);
+
+/*
+ * Every layer takes back its last steps, as pb_kvcache_rollback does. The peak stays: those positions were held.
+ *
+ *   count  how many, at most pb_kvcache_stack_rollback_count
+ *
+ * PB_KVCACHE_ERROR_NULL, _ROLLBACK: nothing has changed.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_rollback(pb_kvcache_stack *stack, uint32_t count);
+
 /*
  * Make `stack` hold and remember exactly what `source` does, the peak included, without allocating.
  *
@@ -226,7 +239,7 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_seed(pb_kvcache_stack *stack, 
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_copy(pb_kvcache_stack *stack, const pb_kvcache_stack *source);
 /* cdef: end */
 
-#define PB_KVCACHE_STACK_PARAMS_DEFAULT(num_layers) { (num_layers), 512u, 4u, 32u, 16u, 7u, 0u }
+#define PB_KVCACHE_STACK_PARAMS_DEFAULT(num_layers) { (num_layers), 512u, 4u, 32u, 16u, 7u, 0u, 0u }
 
 PB_KVCACHE_EXTERN_C_END
 
