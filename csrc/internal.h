@@ -85,9 +85,9 @@ typedef struct pb_kvcache_priv_undo {
 
 /*
  * One block of memory: this struct, then the arrays that it points to, each of `capacity` elements except `lengths` and
- * `row_of_slot` (obs_window), `undo` (max_rollback), `history` (obs_window + max_rollback rows of `capacity`) and `saved`
- * (max_rollback rows of `capacity`). A column of a ring row beyond its length counts as 0, so neither creation nor a step
- * has to write zeros.
+ * `row_of_slot` (obs_window), `undo` (max_rollback), `history` (obs_window + max_rollback rows of `capacity`) and
+ * `saved` (max_rollback rows of `capacity`). A column of a ring row beyond its length counts as 0, so neither creation
+ * nor a step has to write zeros.
  */
 struct pb_kvcache {
     pb_kvcache_priv_shape shape;
@@ -114,8 +114,8 @@ static inline float *pb_kvcache_priv_slot(const pb_kvcache *policy, uint32_t slo
     return policy->history + row * policy->shape.capacity;
 }
 
-/* What a step is about to overwrite goes on the list of the last steps. max_rollback is not 0. `observed`: the policy will
- * take in attention. */
+/* What a step is about to overwrite goes on the list of the last steps. max_rollback is not 0. `observed`: the policy
+ * will take in attention. */
 void pb_kvcache_priv_remember(pb_kvcache *policy, bool observed);
 
 /* Nothing can be taken back from here on. */

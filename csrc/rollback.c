@@ -2,8 +2,8 @@
  * Rollback: the last steps taken back, bit for bit. A step puts what it overwrites on a list of the last max_rollback
  * steps, which evictions, seeds and loads empty. Evictions would have to be remembered whole.
  *
- * The ring has a row more for each entry of the list. A step writes into its entry's row, and the two change places: the
- * entry keeps the row that the slot had, and nothing is copied. Scores are copied, 8 bytes a position.
+ * The ring has a row more for each entry of the list. A step writes into its entry's row, and the two change places:
+ * the entry keeps the row that the slot had, and nothing is copied. Scores are copied, 8 bytes a position.
  */
 #include <string.h>
 

@@ -106,7 +106,7 @@ static void capacities(void)
         {&pb_kvcache_snapkv, {100, 8, 16, 7, 16}, 117, 16 * 4 + 20, 16, 0}, /* and 16 spare */
         {&pb_kvcache_pyramidkv, {100, 3, 4, 4, 8, 16, 7, 1}, 102, 16 * 4 + 20, 16, 0},
         {&pb_kvcache_sliding_window, {100, 9}, 110, 4, 0, 0},
-        {&pb_kvcache_snapkv, {100, 8, 16, 7, 0, 5}, 101, 16 * 4 + 20 + 5 * 4, 16, 5 * 16 + 16 * 4}, /* and 5 to take back */
+        {&pb_kvcache_snapkv, {100, 8, 16, 7, 0, 5}, 101, 16 * 4 + 20 + 5 * 4, 16, 5 * 16 + 16 * 4}, /* 5 to undo */
         {&pb_kvcache_sliding_window, {100, 0, 5}, 101, 4, 0, 5 * 16},
         {&pb_kvcache_tova, {100, 0, 5}, 101, 12 + 5 * 8, 0, 5 * 16},
         {&pb_kvcache_h2o, {100, 8, 9}, 110, 12, 0, 0},

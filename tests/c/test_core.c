@@ -196,7 +196,8 @@ static void test_allocation(const pb_kvcache_vtable *vtable)
 static void test_copy(void)
 {
     const pb_kvcache_snapkv_params params = {6, 1, 3, 3, 0, 0};
-    const pb_kvcache_snapkv_params others[] = {{7, 1, 3, 3, 0, 0}, {6, 2, 3, 3, 0, 0}, {6, 1, 2, 3, 0, 0}, {6, 1, 3, 5, 0, 0}};
+    const pb_kvcache_snapkv_params others[]
+        = {{7, 1, 3, 3, 0, 0}, {6, 2, 3, 3, 0, 0}, {6, 1, 2, 3, 0, 0}, {6, 1, 3, 5, 0, 0}, {6, 1, 3, 3, 1, 0}};
     const pb_kvcache_pyramidkv_params deep = {6, 2, 3, 4, 1, 3, 3, 0, 0};
     const pb_kvcache_pyramidkv_params single = {6, 0, 1, 4, 1, 3, 3, 0, 0};
     pb_kvcache *a = pb_kvcache_snapkv.create(&params, NULL, NULL);

@@ -5,7 +5,7 @@
  *     bytes = pb_kvcache_state_bytes(cache);
  *     pb_kvcache_save(cache, data, bytes);
  *     ...
- *     pb_kvcache_load(other, data, bytes);        // of the same policy and parameters: drops the same victims from here on
+ *     pb_kvcache_load(other, data, bytes);        // of the same policy and parameters. Drops the same victims from now on
  *
  * Equal states give equal bytes, on every machine. Everything is little-endian:
  *
