@@ -347,6 +347,7 @@ class FullCache(Policy):
         twin = type(self).__new__(type(self))
         FullCache.__init__(twin)
         twin._replace(self.kept)
+        twin._seeded = self._seeded
         return with_attributes(twin, self)
 
     def rollback_count(self) -> int:

@@ -98,6 +98,7 @@ def test_a_full_cache_takes_back_every_step_since_it_was_seeded() -> None:
     assert (cache.kept.tolist(), cache.rollback_count()) == ([3, 5, 6, 7], 2)
     with pytest.raises(ValueError, match="count = 3: must be at most the steps that can be taken back now, 2"):
         cache.rollback(3)
+    assert cache.copy().rollback_count() == 2
     cache.rollback(2)
     assert cache.kept.tolist() == [3, 5]
 

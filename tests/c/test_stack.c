@@ -115,7 +115,10 @@ static void test_evict_rows(void)
     CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, 8, 24, counts, 2) == PB_KVCACHE_ERROR_CAPACITY);
     CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, 5, 24, counts, 3) == PB_KVCACHE_ERROR_CAPACITY);
     CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, 8, 17, counts, 3) == PB_KVCACHE_ERROR_CAPACITY);
-    CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, SIZE_MAX, 24, counts, 3) == PB_KVCACHE_ERROR_CAPACITY);
+    for (size_t divisor = 1; divisor <= 4; divisor *= 2) { /* the product, the sum or the bytes do not fit */
+        CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, SIZE_MAX / divisor, SIZE_MAX, counts, 3)
+              == PB_KVCACHE_ERROR_CAPACITY);
+    }
     CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, victims, 6, 24, counts, 3) == PB_KVCACHE_ERROR_OVERLAP);
     CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, 8, 24, rows + 17, 3) == PB_KVCACHE_ERROR_OVERLAP);
     CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, 8, 24, victims + 5, 3) == PB_KVCACHE_ERROR_OVERLAP);

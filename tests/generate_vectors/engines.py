@@ -188,6 +188,15 @@ def saved() -> list[Script]:
         s.save()
         scripts.append(s)
 
+    s = ring("a weight of minus zero is one of zero, and keeps its sign", obs_window=1)
+    s.steps(1, [-0.0], [-0.0, 0.5])
+    held, before = s.save(), copy.deepcopy(s.cache)
+    s.step(3, [1.0, 1.0, 1.0])
+    s.load(held, cache=before)
+    s.score(0, 0.0)
+    s.save()
+    scripts.append(s)
+
     s = ring("whatever is no state is refused", budget=3, spare=1)
     s.steps(1, [1.0], [0.25, 0.75], [0.5, 0.125, 0.25])
     good = s.save()
@@ -231,6 +240,8 @@ def saved() -> list[Script]:
         ("state", good + bytes(4)),
         ("state", b"P" + good[1:]),
         ("state", good[:60] + bytes([good[60] ^ 0x10]) + good[61:]),
+        ("state", framed(b"")),
+        ("state", framed(data[:36])),
         ("state", framed(data[:-4])),
         ("state", framed(data + bytes(4))),
         ("state", framed(data + bytes(2))[:-8] + bytes(8)),
