@@ -73,22 +73,25 @@ static void scissorhands_observe(pb_kvcache *policy, const float *attn)
     }
 }
 
-static const pb_kvcache_priv_rules oldest_rules = {.choose = choose_oldest};
+static const pb_kvcache_priv_rules oldest_rules = {.kind = PB_KVCACHE_PRIV_OLDEST, .choose = choose_oldest};
 
-static const pb_kvcache_priv_rules h2o_rules = {.observe = h2o_observe,
+static const pb_kvcache_priv_rules h2o_rules = {.kind = PB_KVCACHE_PRIV_H2O,
+                                                .observe = h2o_observe,
                                                 .choose = choose_lowest,
                                                 .forget = forget_scores,
                                                 .join = join_with_zero,
                                                 .score = score};
 
-static const pb_kvcache_priv_rules tova_rules = {.observe = tova_observe,
+static const pb_kvcache_priv_rules tova_rules = {.kind = PB_KVCACHE_PRIV_TOVA,
+                                                 .observe = tova_observe,
                                                  .choose = choose_lowest,
                                                  .forget = forget_scores,
                                                  .join = tova_join,
                                                  .clear = tova_clear,
                                                  .score = score};
 
-static const pb_kvcache_priv_rules scissorhands_rules = {.observe = scissorhands_observe,
+static const pb_kvcache_priv_rules scissorhands_rules = {.kind = PB_KVCACHE_PRIV_SCISSORHANDS,
+                                                         .observe = scissorhands_observe,
                                                          .choose = choose_lowest,
                                                          .forget = forget_scores,
                                                          .join = join_with_zero,
@@ -96,18 +99,22 @@ static const pb_kvcache_priv_rules scissorhands_rules = {.observe = scissorhands
 
 /* ---- What they are made from. ---- */
 
+/* A params struct is a row of uint32_t: the budget, a second parameter or none, `spare` and `max_rollback`. */
+#define MOST_PARAMS 4
+
 typedef struct baseline {
     const pb_kvcache_priv_rules *rules;
     enum { BUDGET_ALONE, RECENT_WINDOW, SINKS } second; /* what follows the budget in the params */
-    uint32_t defaults[2];
+    uint32_t defaults[MOST_PARAMS];
 } baseline;
 
 static pb_kvcache_status shape_of(const baseline *policy, const void *params, pb_kvcache_priv_shape *shape)
 {
-    uint32_t values[2] = {0, 0}; /* every params struct is one or two uint32_t */
-    memcpy(values, params == NULL ? policy->defaults : params,
-           (policy->second == BUDGET_ALONE ? 1 : 2) * sizeof values[0]);
+    uint32_t values[MOST_PARAMS] = {0};
+    const size_t count = policy->second == BUDGET_ALONE ? MOST_PARAMS - 1 : MOST_PARAMS;
+    memcpy(values, params == NULL ? policy->defaults : params, count * sizeof values[0]);
     const uint32_t budget = values[0];
+    const uint32_t spare = values[count - 2];
     const uint32_t recent_window = policy->second == RECENT_WINDOW ? values[1] : 0;
     const uint32_t sinks = policy->second == SINKS ? values[1] : 0;
     if (budget == 0) {
@@ -119,14 +126,16 @@ static pb_kvcache_status shape_of(const baseline *policy, const void *params, pb
     if (sinks >= budget) {
         return PB_KVCACHE_ERROR_SINKS;
     }
-    if (budget == UINT32_MAX) {
+    const uint64_t capacity = (uint64_t)budget + 1 + spare;
+    if (capacity > UINT32_MAX) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
     *shape = (pb_kvcache_priv_shape){.rules = policy->rules,
                                      .effective = budget,
-                                     .capacity = budget + 1,
+                                     .capacity = (uint32_t)capacity,
                                      .recent_window = recent_window,
                                      .sinks = sinks,
+                                     .max_rollback = values[count - 1],
                                      .doubles = policy->rules->score == NULL ? 0 : 1};
     return pb_kvcache_priv_set_bytes(shape);
 }

@@ -39,6 +39,13 @@ static inline uint64_t bits_of_double(double x)
     return bits;
 }
 
+static inline double double_of(uint64_t bits)
+{
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 static inline float minus_infinity(void)
 {
     return float_of(SIGN | INFINITY_BITS);

@@ -8,7 +8,7 @@
  *   lanes.h                               inner loops, by instruction set
  *   checks.h                              what several functions check
  *   kernels.h: score.c, pool.c, choose.c  score, pool, choose
- *   select.c | policy.c, snapkv.c, pyramidkv.c, baselines.c, stack.c
+ *   select.c | rollback.c, policy.c, snapkv.c, pyramidkv.c, baselines.c, state.c, stack.c
  *
  * allocator.c, budget.c, compact.c, divide.c, plan.c and status.c stand beside these. They call at most checks.c.
  */
@@ -35,8 +35,18 @@ bool pb_kvcache_priv_allocator(const pb_allocator *allocator, pb_allocator *out)
 
 /* ---- Policies ---- */
 
+/* The rules' names in saved states: pinned. */
+typedef enum pb_kvcache_priv_kind {
+    PB_KVCACHE_PRIV_SNAPKV = 1, /* and pyramidkv */
+    PB_KVCACHE_PRIV_OLDEST = 2, /* sliding_window and streaming_llm */
+    PB_KVCACHE_PRIV_H2O = 3,
+    PB_KVCACHE_PRIV_TOVA = 4,
+    PB_KVCACHE_PRIV_SCISSORHANDS = 5
+} pb_kvcache_priv_kind;
+
 /* What makes one policy differ from another. Indices count kept positions in ascending order. */
 typedef struct pb_kvcache_priv_rules {
+    pb_kvcache_priv_kind kind;
     /* Take in one observed step: attn[0 .. kept_count-1]. NULL: attention is not read. */
     void (*observe)(pb_kvcache *policy, const float *attn);
     /* Indices of the `count` positions to drop, ascending, among first .. first+candidates-1. */
@@ -60,14 +70,24 @@ typedef struct pb_kvcache_priv_shape {
     uint32_t sinks;         /* positions below this are never dropped */
     uint32_t obs_window;    /* ring slots */
     uint32_t pool_kernel;
+    uint32_t max_rollback;
     uint32_t doubles; /* arrays of `capacity` doubles: 0 none, 1 `scores`, 2 `scores` and `pooled` */
     size_t bytes;     /* of the whole object */
 } pb_kvcache_priv_shape;
 
+/* What a step has overwritten. Its scores are in `saved`. */
+typedef struct pb_kvcache_priv_undo {
+    uint32_t row;        /* that the slot had: one more row of the ring while the step had no attention */
+    uint32_t length;     /* the columns that the slot had */
+    uint32_t observed;   /* 0: only a position joined */
+    uint32_t unobserved; /* as it was */
+} pb_kvcache_priv_undo;
+
 /*
- * One block of memory: this struct, then the arrays that it points to, each of `capacity` elements except `lengths`
- * (obs_window) and `history` (obs_window rows of `capacity`). A column of a ring row beyond its length counts as 0, so
- * neither creation nor a step has to write zeros.
+ * One block of memory: this struct, then the arrays that it points to, each of `capacity` elements except `lengths` and
+ * `row_of_slot` (obs_window), `undo` (max_rollback), `history` (obs_window + max_rollback rows of `capacity`) and
+ * `saved` (max_rollback rows of `capacity`). A column of a ring row beyond its length counts as 0, so neither creation
+ * nor a step has to write zeros.
  */
 struct pb_kvcache {
     pb_kvcache_priv_shape shape;
@@ -77,10 +97,32 @@ struct pb_kvcache {
     size_t unobserved; /* newest positions that no observed step has weighed, never dropped. 0 for all but TOVA */
     double *scores;    /* what is remembered of each kept position. SnapKV: scratch */
     double *pooled;    /* SnapKV: scratch */
+    double *saved;     /* rows of scores, by place in `undo`. NULL where none are remembered */
     uint32_t *kept;    /* ascending */
     uint32_t *lengths; /* columns that each ring slot holds */
-    float *history;    /* by ring slot */
+    uint32_t *row_of_slot; /* the row of `history` that a ring slot has. NULL: slot s has row s */
+    pb_kvcache_priv_undo *undo; /* the last steps, the oldest at `undo_first`, in a circle */
+    float *history;        /* by row */
+    uint32_t undo_first;
+    uint32_t num_undo;
 };
+
+/* The weights of a ring slot. */
+static inline float *pb_kvcache_priv_slot(const pb_kvcache *policy, uint32_t slot)
+{
+    const size_t row = policy->row_of_slot == NULL ? slot : policy->row_of_slot[slot];
+    return policy->history + row * policy->shape.capacity;
+}
+
+/* What a step is about to overwrite goes on the list of the last steps. max_rollback is not 0. `observed`: the policy
+ * will take in attention. */
+void pb_kvcache_priv_remember(pb_kvcache *policy, bool observed);
+
+/* Nothing can be taken back from here on. */
+void pb_kvcache_priv_forget_steps(pb_kvcache *policy);
+
+/* Copy the list of the last steps. The rest has been copied. */
+void pb_kvcache_priv_copy_steps(pb_kvcache *policy, const pb_kvcache *source);
 
 /* The shape of a SnapKV cache that evicts to `effective` and can hold max(effective, params->budget) + 1 positions. */
 pb_kvcache_status pb_kvcache_priv_snapkv_shape(const pb_kvcache_snapkv_params *params, uint32_t effective,
@@ -110,6 +152,24 @@ pb_kvcache_status pb_kvcache_priv_on_decode_step(pb_kvcache *policy, uint32_t po
 size_t pb_kvcache_priv_evict(pb_kvcache *policy, uint32_t budget, uint32_t *victims, size_t capacity);
 size_t pb_kvcache_priv_memory_bytes(const pb_kvcache *policy);
 void pb_kvcache_priv_destroy(pb_kvcache *policy);
+
+/*
+ * The state of several caches as bytes. `peak` is NULL for one cache, and a stack's for its layers. Writing changes no
+ * cache. Loading changes all of them and the peak, or nothing.
+ */
+size_t pb_kvcache_priv_state_bytes(pb_kvcache *const *caches, uint32_t num_caches);
+pb_kvcache_status pb_kvcache_priv_save(pb_kvcache *const *caches, uint32_t num_caches, const size_t *peak, void *data,
+                                       size_t capacity);
+pb_kvcache_status pb_kvcache_priv_load(pb_kvcache *const *caches, uint32_t num_caches, size_t *peak, const void *data,
+                                       size_t size);
+
+/* What an eviction is asked beside its budget: PB_KVCACHE_ERROR_PLAN_MULTIPLE, _OPTION. */
+pb_kvcache_status pb_kvcache_priv_rows_asked_ok(uint32_t multiple_of, pb_kvcache_row_set which);
+
+/* Drop `count` positions, as many as pb_kvcache_evict_rows_count says, and tell the rows that leave or stay. `rows` may
+ * be NULL, and `victims` where nothing is dropped. */
+void pb_kvcache_priv_drop(pb_kvcache *policy, size_t count, uint32_t *victims, pb_kvcache_row_set which,
+                          uint32_t *rows);
 
 /* Close the gaps that the chosen ascending indices leave in an array of `n` elements of `size` bytes. */
 void pb_kvcache_priv_close_gaps(void *array, size_t n, size_t size, const uint32_t *chosen, size_t count);

@@ -8,11 +8,12 @@
 
 /*
  * Column sums of `num_rows` rows of float weights: sums[i] = 0.0 + rows[0][i] + rows[1][i] + ..., in this order, for
- * i < n. Row r starts at rows + r * stride and has lengths[r] columns (<= n). A column beyond them counts as 0. `sums`
+ * i < n. Row r starts at rows + row_of_slot[r] * stride, or at rows + r * stride where row_of_slot is NULL, and has
+ * lengths[r] columns (<= n). A column beyond them counts as 0. `sums`
  * does not overlap the rows.
  */
-void pb_kvcache_priv_column_sums(const float *rows, size_t stride, const uint32_t *lengths, size_t num_rows, size_t n,
-                                 double *sums);
+void pb_kvcache_priv_column_sums(const float *rows, size_t stride, const uint32_t *row_of_slot,
+                                 const uint32_t *lengths, size_t num_rows, size_t n, double *sums);
 
 /*
  * Maximum over the neighbours i-(kernel-1)/2 .. i+(kernel-1)/2, clamped at both ends: pooled[i] for i < n. `kernel` is

@@ -8,10 +8,15 @@
 
 pb_kvcache_status pb_kvcache_priv_set_bytes(pb_kvcache_priv_shape *shape)
 {
-    /* A position costs 4 bytes in `kept` and in each ring slot, and 8 in each array of doubles. Both sums stay below
-     * 2^36. Only their product can be too large, and on 32-bit targets the ring's lengths alone. */
-    const uint64_t position = ((uint64_t)shape->obs_window + 1 + 2 * (uint64_t)shape->doubles) * sizeof(uint32_t);
-    const uint64_t fixed = HEADER + (uint64_t)shape->obs_window * sizeof(uint32_t);
+    /* A position costs 4 bytes in `kept` and in each ring row, and 8 in each array of doubles. A step that can be taken
+     * back costs its entry, and a ring row or an array of doubles. Both sums stay below 2^38. Only their product can be
+     * too large, and on 32-bit targets what does not depend on the capacity alone. */
+    const uint64_t steps = shape->max_rollback;
+    const uint64_t ring_rows = shape->obs_window + (shape->obs_window > 0 ? steps : 0);
+    const uint64_t doubles = shape->doubles + (shape->doubles == 1 ? steps : 0);
+    const uint64_t position = (ring_rows + 1 + 2 * doubles) * sizeof(uint32_t);
+    const uint64_t tables = (steps > 0 ? 2 : 1) * (uint64_t)shape->obs_window;
+    const uint64_t fixed = HEADER + tables * sizeof(uint32_t) + steps * sizeof(pb_kvcache_priv_undo);
     const uint64_t most = PTRDIFF_MAX;
     if (fixed > most || position > (most - fixed) / shape->capacity) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
@@ -25,13 +30,31 @@ pb_kvcache *pb_kvcache_priv_place(void *memory, const pb_kvcache_priv_shape *sha
     pb_kvcache *policy = memory;
     const size_t capacity = shape->capacity;
     double *doubles = (double *)(void *)((unsigned char *)memory + HEADER);
-    uint32_t *words = (uint32_t *)(void *)(doubles + shape->doubles * capacity);
+    const uint32_t steps = shape->max_rollback;
+    double *after = doubles + shape->doubles * capacity;
     *policy = (pb_kvcache){.shape = *shape};
     policy->scores = doubles;
     policy->pooled = shape->doubles < 2 ? doubles : doubles + capacity;
-    policy->kept = words;
-    policy->lengths = words + capacity;
-    policy->history = (float *)(void *)(policy->lengths + shape->obs_window);
+    if (shape->doubles == 1 && steps > 0) {
+        policy->saved = after;
+        after += steps * capacity;
+    }
+    policy->kept = (uint32_t *)(void *)after;
+    policy->lengths = policy->kept + capacity;
+    policy->undo = (pb_kvcache_priv_undo *)(void *)(policy->lengths + shape->obs_window);
+    uint32_t *rest = (uint32_t *)(void *)(policy->undo + steps);
+    if (steps > 0 && shape->obs_window > 0) {
+        policy->row_of_slot = rest;
+        rest += shape->obs_window;
+    }
+    policy->history = (float *)(void *)rest;
+    /* Slots have the first rows, steps that will be remembered the rest */
+    for (uint32_t slot = 0; policy->row_of_slot != NULL && slot < shape->obs_window; ++slot) {
+        policy->row_of_slot[slot] = slot;
+    }
+    for (uint32_t step = 0; step < steps; ++step) {
+        policy->undo[step] = (pb_kvcache_priv_undo){.row = shape->obs_window + step};
+    }
     (void)pb_kvcache_reset(policy);
     return policy;
 }
@@ -72,7 +95,11 @@ pb_kvcache_status pb_kvcache_priv_step_check(const pb_kvcache *policy, uint32_t 
 
 void pb_kvcache_priv_step(pb_kvcache *policy, uint32_t pos, const float *attn)
 {
-    if (attn != NULL && policy->shape.rules->observe != NULL) {
+    const bool observed = attn != NULL && policy->shape.rules->observe != NULL;
+    if (policy->shape.max_rollback > 0) {
+        pb_kvcache_priv_remember(policy, observed);
+    }
+    if (observed) {
         policy->shape.rules->observe(policy, attn);
     }
     policy->kept[policy->kept_count] = pos;
@@ -112,17 +139,26 @@ static size_t candidates(const pb_kvcache *policy, size_t *first)
 
 size_t pb_kvcache_evict_count(const pb_kvcache *policy, uint32_t budget)
 {
-    if (policy == NULL) {
+    return pb_kvcache_evict_rows_count(policy, budget, 1);
+}
+
+size_t pb_kvcache_evict_rows_count(const pb_kvcache *policy, uint32_t budget, uint32_t multiple_of)
+{
+    if (policy == NULL || multiple_of == 0) {
         return 0;
     }
-    const size_t target = budget < policy->shape.effective ? budget : policy->shape.effective;
-    if (policy->kept_count <= target) {
+    uint64_t target = budget < policy->shape.effective ? budget : policy->shape.effective;
+    if (policy->kept_count <= target / multiple_of * multiple_of) {
         return 0;
     }
     size_t first;
-    const size_t excess = policy->kept_count - target;
-    const size_t most = candidates(policy, &first);
-    return excess < most ? excess : most;
+    const size_t safe = policy->kept_count - candidates(policy, &first); /* what no eviction drops */
+    const uint64_t least = safe > 0 ? safe : target > 0;
+    target = target / multiple_of * multiple_of;
+    if (target < least) {
+        target = (least + multiple_of - 1) / multiple_of * multiple_of;
+    }
+    return policy->kept_count > target ? policy->kept_count - (size_t)target : 0;
 }
 
 void pb_kvcache_priv_close_gaps(void *array, size_t n, size_t size, const uint32_t *chosen, size_t count)
@@ -135,15 +171,79 @@ void pb_kvcache_priv_close_gaps(void *array, size_t n, size_t size, const uint32
     }
 }
 
+/* The rows that leave, or those that stay where n positions are kept and `chosen` of them leave. */
+static void tell_rows(const uint32_t *chosen, size_t count, size_t n, pb_kvcache_row_set which, uint32_t *rows)
+{
+    if (which == PB_KVCACHE_ROWS_VICTIMS) {
+        memcpy(rows, chosen, count * sizeof *rows);
+        return;
+    }
+    uint32_t row = 0;
+    for (size_t i = 0; i <= count; ++i, ++row) {
+        for (const size_t end = i < count ? chosen[i] : n; row < end; ++row) {
+            *rows++ = row;
+        }
+    }
+}
+
+pb_kvcache_status pb_kvcache_evict_rows(pb_kvcache *policy, uint32_t budget, uint32_t multiple_of,
+                                        pb_kvcache_row_set which, uint32_t *victims, size_t victims_capacity,
+                                        uint32_t *rows, size_t rows_capacity)
+{
+    const size_t count = pb_kvcache_evict_rows_count(policy, budget, multiple_of);
+    if (policy == NULL || (victims == NULL && count > 0)) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    const pb_kvcache_status status = pb_kvcache_priv_rows_asked_ok(multiple_of, which);
+    if (status != PB_KVCACHE_OK) {
+        return status;
+    }
+    const size_t told = which == PB_KVCACHE_ROWS_VICTIMS ? count : policy->kept_count - count;
+    if (victims_capacity < count || (rows != NULL && rows_capacity < told)) {
+        return PB_KVCACHE_ERROR_CAPACITY;
+    }
+    if (rows != NULL && pb_kvcache_priv_overlap(victims, count * sizeof *victims, rows, told * sizeof *rows)) {
+        return PB_KVCACHE_ERROR_OVERLAP;
+    }
+    pb_kvcache_priv_drop(policy, count, victims, which, rows);
+    return PB_KVCACHE_OK;
+}
+
+pb_kvcache_status pb_kvcache_priv_rows_asked_ok(uint32_t multiple_of, pb_kvcache_row_set which)
+{
+    if (multiple_of == 0) {
+        return PB_KVCACHE_ERROR_PLAN_MULTIPLE;
+    }
+    return which == PB_KVCACHE_ROWS_KEPT || which == PB_KVCACHE_ROWS_VICTIMS ? PB_KVCACHE_OK
+                                                                            : PB_KVCACHE_ERROR_OPTION;
+}
+
 size_t pb_kvcache_priv_evict(pb_kvcache *policy, uint32_t budget, uint32_t *victims, size_t capacity)
 {
     const size_t count = pb_kvcache_evict_count(policy, budget);
     if (count == 0 || victims == NULL || capacity < count) {
         return 0;
     }
+    pb_kvcache_priv_drop(policy, count, victims, PB_KVCACHE_ROWS_KEPT, NULL);
+    return count;
+}
+
+void pb_kvcache_priv_drop(pb_kvcache *policy, size_t count, uint32_t *victims, pb_kvcache_row_set which,
+                          uint32_t *rows)
+{
+    if (count == 0) { /* all rows stay */
+        for (uint32_t row = 0; rows != NULL && which == PB_KVCACHE_ROWS_KEPT && row < policy->kept_count; ++row) {
+            rows[row] = row;
+        }
+        return;
+    }
     size_t first;
     const size_t most = candidates(policy, &first);
+    pb_kvcache_priv_forget_steps(policy);
     policy->shape.rules->choose(policy, first, most, count, victims); /* indices, not yet positions */
+    if (rows != NULL) {
+        tell_rows(victims, count, policy->kept_count, which, rows);
+    }
     if (policy->shape.rules->forget != NULL) {
         policy->shape.rules->forget(policy, victims, count);
     }
@@ -158,7 +258,6 @@ size_t pb_kvcache_priv_evict(pb_kvcache *policy, uint32_t budget, uint32_t *vict
         write += end - index - 1;
     }
     policy->kept_count -= count;
-    return count;
 }
 
 size_t pb_kvcache_priv_memory_bytes(const pb_kvcache *policy)
@@ -271,6 +370,7 @@ pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint32_t *positions,
     }
     /* Forget, let the positions join, take the steps in */
     const pb_kvcache_priv_rules *rules = policy->shape.rules;
+    pb_kvcache_priv_forget_steps(policy);
     policy->kept_count = 0;
     policy->cursor = 0;
     if (rules->clear != NULL) {
@@ -296,7 +396,7 @@ bool pb_kvcache_priv_same_shape(const pb_kvcache *policy, const pb_kvcache *sour
     const pb_kvcache_priv_shape *b = &source->shape;
     return a->rules == b->rules && a->effective == b->effective && a->capacity == b->capacity
            && a->recent_window == b->recent_window && a->sinks == b->sinks && a->obs_window == b->obs_window
-           && a->pool_kernel == b->pool_kernel;
+           && a->pool_kernel == b->pool_kernel && a->max_rollback == b->max_rollback;
 }
 
 pb_kvcache_status pb_kvcache_copy(pb_kvcache *policy, const pb_kvcache *source)
@@ -319,9 +419,13 @@ pb_kvcache_status pb_kvcache_copy(pb_kvcache *policy, const pb_kvcache *source)
         memcpy(policy->scores, source->scores, source->kept_count * sizeof(double));
     }
     memcpy(policy->lengths, source->lengths, a->obs_window * sizeof(uint32_t));
-    for (uint32_t slot = 0; slot < a->obs_window; ++slot) {
-        const size_t start = (size_t)slot * a->capacity;
-        memcpy(policy->history + start, source->history + start, source->lengths[slot] * sizeof(float));
+    if (policy->row_of_slot != NULL) {
+        memcpy(policy->row_of_slot, source->row_of_slot, a->obs_window * sizeof(uint32_t));
     }
+    for (uint32_t slot = 0; slot < a->obs_window; ++slot) {
+        memcpy(pb_kvcache_priv_slot(policy, slot), pb_kvcache_priv_slot(source, slot),
+               source->lengths[slot] * sizeof(float));
+    }
+    pb_kvcache_priv_copy_steps(policy, source);
     return PB_KVCACHE_OK;
 }

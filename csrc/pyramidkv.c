@@ -7,7 +7,7 @@ pb_kvcache_status pb_kvcache_priv_pyramidkv_shape(const pb_kvcache_pyramidkv_par
 {
     const pb_kvcache_pyramidkv_params *chosen = params == NULL ? &pyramidkv_defaults : params;
     const pb_kvcache_snapkv_params snapkv = {chosen->budget, chosen->recent_window, chosen->obs_window,
-                                             chosen->pool_kernel};
+                                             chosen->pool_kernel, chosen->spare, chosen->max_rollback};
     pb_kvcache_priv_shape checked;
     /* First the rules that both policies have. What is too large is known only with the share. */
     const pb_kvcache_status status = pb_kvcache_priv_snapkv_shape(&snapkv, chosen->budget, &checked);

@@ -17,10 +17,10 @@
 #include "column_sums_body.h"
 #undef TARGET
 
-void pb_kvcache_priv_column_sums(const float *rows, size_t stride, const uint32_t *lengths, size_t num_rows, size_t n,
-                                 double *sums)
+void pb_kvcache_priv_column_sums(const float *rows, size_t stride, const uint32_t *row_of_slot,
+                                 const uint32_t *lengths, size_t num_rows, size_t n, double *sums)
 {
-    (void)ring_sums(rows, (ptrdiff_t)stride, lengths, num_rows, n, sums);
+    (void)ring_sums(rows, (ptrdiff_t)stride, row_of_slot, lengths, num_rows, n, sums);
 }
 
 /* ---- Prefill: scores of the positions before the window ---- */

@@ -5,9 +5,8 @@
 
 static void observe(pb_kvcache *policy, const float *attn)
 {
-    float *slot = policy->history + (size_t)policy->cursor * policy->shape.capacity;
     if (policy->kept_count > 0) {
-        memcpy(slot, attn, policy->kept_count * sizeof(float));
+        memcpy(pb_kvcache_priv_slot(policy, policy->cursor), attn, policy->kept_count * sizeof(float));
     }
     policy->lengths[policy->cursor] = (uint32_t)policy->kept_count;
     policy->cursor = policy->cursor + 1 < policy->shape.obs_window ? policy->cursor + 1 : 0;
@@ -17,8 +16,8 @@ static void choose(pb_kvcache *policy, size_t first, size_t most, size_t count, 
 {
     const pb_kvcache_priv_shape *shape = &policy->shape;
     (void)first; /* no sinks: the candidates start at index 0 */
-    pb_kvcache_priv_column_sums(policy->history, shape->capacity, policy->lengths, shape->obs_window,
-                                policy->kept_count, policy->scores);
+    pb_kvcache_priv_column_sums(policy->history, shape->capacity, policy->row_of_slot, policy->lengths,
+                                shape->obs_window, policy->kept_count, policy->scores);
     pb_kvcache_priv_pool_max(policy->scores, policy->kept_count, shape->pool_kernel, policy->pooled);
     pb_kvcache_priv_choose_lowest(policy->pooled, most, count, chosen);
 }
@@ -31,8 +30,7 @@ static void forget(pb_kvcache *policy, const uint32_t *chosen, size_t count)
         while (held > 0 && chosen[held - 1] >= *length) {
             --held;
         }
-        pb_kvcache_priv_close_gaps(policy->history + (size_t)slot * policy->shape.capacity, *length, sizeof(float),
-                                   chosen, held);
+        pb_kvcache_priv_close_gaps(pb_kvcache_priv_slot(policy, slot), *length, sizeof(float), chosen, held);
         *length -= (uint32_t)held;
     }
 }
@@ -47,14 +45,20 @@ static double score(const pb_kvcache *policy, size_t index)
     double sum = 0.0;
     for (uint32_t slot = 0; slot < policy->shape.obs_window; ++slot) {
         if (index < policy->lengths[slot]) {
-            sum += (double)policy->history[(size_t)slot * policy->shape.capacity + index];
+            sum += (double)pb_kvcache_priv_slot(policy, slot)[index];
         }
     }
     return sum;
 }
 
 static const pb_kvcache_priv_rules snapkv_rules = {
-    .observe = observe, .choose = choose, .forget = forget, .join = NULL, .clear = clear, .score = score};
+    .kind = PB_KVCACHE_PRIV_SNAPKV,
+    .observe = observe,
+    .choose = choose,
+    .forget = forget,
+    .join = NULL,
+    .clear = clear,
+    .score = score};
 
 pb_kvcache_status pb_kvcache_priv_snapkv_shape(const pb_kvcache_snapkv_params *params, uint32_t effective,
                                                pb_kvcache_priv_shape *shape)
@@ -71,16 +75,18 @@ pb_kvcache_status pb_kvcache_priv_snapkv_shape(const pb_kvcache_snapkv_params *p
     if (params->pool_kernel % 2 == 0) {
         return PB_KVCACHE_ERROR_POOL_KERNEL;
     }
-    const uint32_t most = effective > params->budget ? effective : params->budget;
-    if (most == UINT32_MAX) {
+    const uint64_t most = effective > params->budget ? effective : params->budget;
+    const uint64_t capacity = most + 1 + params->spare;
+    if (capacity > UINT32_MAX) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
     *shape = (pb_kvcache_priv_shape){.rules = &snapkv_rules,
                                      .effective = effective,
-                                     .capacity = most + 1,
+                                     .capacity = (uint32_t)capacity,
                                      .recent_window = params->recent_window,
                                      .obs_window = params->obs_window,
                                      .pool_kernel = params->pool_kernel,
+                                     .max_rollback = params->max_rollback,
                                      .doubles = 2};
     return pb_kvcache_priv_set_bytes(shape);
 }

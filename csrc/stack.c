@@ -23,12 +23,12 @@ static pb_kvcache_status layer_shape(const pb_kvcache_stack_params *params, cons
 {
     if (budgets != NULL) {
         const pb_kvcache_snapkv_params snapkv = {budgets[layer], params->recent_window, params->obs_window,
-                                                 params->pool_kernel};
+                                                 params->pool_kernel, params->spare, params->max_rollback};
         return pb_kvcache_priv_snapkv_shape(&snapkv, snapkv.budget, shape);
     }
     const pb_kvcache_pyramidkv_params pyramidkv
         = {params->budget,        layer,              params->num_layers, params->pyramid_ratio, params->recent_window,
-           params->obs_window,    params->pool_kernel};
+           params->obs_window,    params->pool_kernel, params->spare,      params->max_rollback};
     return pb_kvcache_priv_pyramidkv_shape(&pyramidkv, shape);
 }
 
@@ -203,6 +203,90 @@ pb_kvcache_status pb_kvcache_stack_evict(pb_kvcache_stack *stack, uint32_t *vict
     return PB_KVCACHE_OK;
 }
 
+size_t pb_kvcache_stack_evict_rows_count(const pb_kvcache_stack *stack, uint32_t multiple_of)
+{
+    size_t count = 0;
+    for (uint32_t layer = 0; stack != NULL && layer < stack->num_layers; ++layer) {
+        count += pb_kvcache_evict_rows_count(stack->layers[layer], UINT32_MAX, multiple_of);
+    }
+    return count;
+}
+
+/* How many rows a layer tells of an eviction. */
+static size_t rows_told(const pb_kvcache *cache, uint32_t multiple_of, pb_kvcache_row_set which)
+{
+    const size_t count = pb_kvcache_evict_rows_count(cache, UINT32_MAX, multiple_of);
+    return which == PB_KVCACHE_ROWS_VICTIMS ? count : cache->kept_count - count;
+}
+
+/* The elements from `rows` to the end of the last layer's. false where the stride is too small or the product large. */
+static bool rows_span(const pb_kvcache_stack *stack, uint32_t multiple_of, pb_kvcache_row_set which,
+                      size_t rows_stride, size_t *span)
+{
+    const uint32_t last = stack->num_layers - 1;
+    for (uint32_t layer = 0; layer < last; ++layer) {
+        if (rows_told(stack->layers[layer], multiple_of, which) > rows_stride) {
+            return false;
+        }
+    }
+    return pb_kvcache_priv_mul(last, rows_stride, span)
+           && pb_kvcache_priv_add(*span, rows_told(stack->layers[last], multiple_of, which), span)
+           && *span <= PTRDIFF_MAX / sizeof(uint32_t);
+}
+
+pb_kvcache_status pb_kvcache_stack_evict_rows(pb_kvcache_stack *stack, uint32_t multiple_of, pb_kvcache_row_set which,
+                                              uint32_t *victims, size_t capacity, size_t *offsets,
+                                              size_t offsets_capacity, uint32_t *rows, size_t rows_stride,
+                                              size_t rows_capacity, uint32_t *counts, size_t counts_capacity)
+{
+    /* Checks: pointers, options, room, memory */
+    const size_t count = pb_kvcache_stack_evict_rows_count(stack, multiple_of);
+    if (stack == NULL || offsets == NULL || (victims == NULL && count > 0) || (counts == NULL && rows != NULL)) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    const pb_kvcache_status status = pb_kvcache_priv_rows_asked_ok(multiple_of, which);
+    if (status != PB_KVCACHE_OK) {
+        return status;
+    }
+    size_t span = 0;
+    if (capacity < count || offsets_capacity <= stack->num_layers
+        || (rows != NULL
+            && (counts_capacity < stack->num_layers || !rows_span(stack, multiple_of, which, rows_stride, &span)
+                || rows_capacity < span))) {
+        return PB_KVCACHE_ERROR_CAPACITY;
+    }
+    const struct {
+        const void *array;
+        size_t bytes;
+    } outputs[] = {{victims, count * sizeof *victims},
+                   {offsets, ((size_t)stack->num_layers + 1) * sizeof *offsets},
+                   {rows, span * sizeof *rows},
+                   {counts, rows == NULL ? 0 : stack->num_layers * sizeof *counts}};
+    for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; ++i) {
+        for (size_t j = 0; j < i; ++j) {
+            if (pb_kvcache_priv_overlap(outputs[i].array, outputs[i].bytes, outputs[j].array, outputs[j].bytes)) {
+                return PB_KVCACHE_ERROR_OVERLAP;
+            }
+        }
+    }
+    /* Layer after layer */
+    size_t written = 0;
+    for (uint32_t layer = 0; layer < stack->num_layers; ++layer) {
+        pb_kvcache *cache = stack->layers[layer];
+        const size_t dropped = pb_kvcache_evict_rows_count(cache, UINT32_MAX, multiple_of);
+        offsets[layer] = written;
+        if (rows != NULL) {
+            counts[layer] = (uint32_t)rows_told(cache, multiple_of, which);
+        }
+        pb_kvcache_priv_drop(cache, dropped, dropped > 0 ? victims + written : NULL, which,
+                             rows == NULL ? NULL : rows + layer * rows_stride);
+        written += dropped;
+    }
+    offsets[stack->num_layers] = written;
+    stack->resident -= written;
+    return PB_KVCACHE_OK;
+}
+
 pb_kvcache_status pb_kvcache_stack_kept(const pb_kvcache_stack *stack, uint32_t *positions, size_t capacity,
                                         size_t *offsets, size_t offsets_capacity)
 {
@@ -297,6 +381,30 @@ pb_kvcache_status pb_kvcache_stack_seed(pb_kvcache_stack *stack, uint32_t layer,
     return status;
 }
 
+uint32_t pb_kvcache_stack_rollback_count(const pb_kvcache_stack *stack)
+{
+    uint32_t count = stack == NULL ? 0 : UINT32_MAX;
+    for (uint32_t layer = 0; stack != NULL && layer < stack->num_layers; ++layer) {
+        count = stack->layers[layer]->num_undo < count ? stack->layers[layer]->num_undo : count;
+    }
+    return count;
+}
+
+pb_kvcache_status pb_kvcache_stack_rollback(pb_kvcache_stack *stack, uint32_t count)
+{
+    if (stack == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    if (count > pb_kvcache_stack_rollback_count(stack)) {
+        return PB_KVCACHE_ERROR_ROLLBACK;
+    }
+    for (uint32_t layer = 0; layer < stack->num_layers; ++layer) {
+        (void)pb_kvcache_rollback(stack->layers[layer], count);
+    }
+    count_resident(stack);
+    return PB_KVCACHE_OK;
+}
+
 pb_kvcache_status pb_kvcache_stack_copy(pb_kvcache_stack *stack, const pb_kvcache_stack *source)
 {
     if (stack == NULL || source == NULL) {
@@ -315,4 +423,29 @@ pb_kvcache_status pb_kvcache_stack_copy(pb_kvcache_stack *stack, const pb_kvcach
     stack->resident = source->resident;
     stack->peak_resident = source->peak_resident;
     return PB_KVCACHE_OK;
+}
+
+size_t pb_kvcache_stack_state_bytes(const pb_kvcache_stack *stack)
+{
+    return stack == NULL ? 0 : pb_kvcache_priv_state_bytes(stack->layers, stack->num_layers);
+}
+
+pb_kvcache_status pb_kvcache_stack_save(const pb_kvcache_stack *stack, void *data, size_t capacity)
+{
+    return stack == NULL ? PB_KVCACHE_ERROR_NULL
+                         : pb_kvcache_priv_save(stack->layers, stack->num_layers, &stack->peak_resident, data,
+                                                capacity);
+}
+
+pb_kvcache_status pb_kvcache_stack_load(pb_kvcache_stack *stack, const void *data, size_t size)
+{
+    if (stack == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    const pb_kvcache_status status
+        = pb_kvcache_priv_load(stack->layers, stack->num_layers, &stack->peak_resident, data, size);
+    if (status == PB_KVCACHE_OK) {
+        count_resident(stack);
+    }
+    return status;
 }

@@ -30,6 +30,9 @@ const char *pb_kvcache_status_str(pb_kvcache_status status)
     case PB_KVCACHE_ERROR_CAPACITY: return "the output array is too small";
     case PB_KVCACHE_ERROR_MISMATCH: return "the two objects differ in policy or parameters";
     case PB_KVCACHE_ERROR_UNSUPPORTED: return "the policy does not have this";
+    case PB_KVCACHE_ERROR_STATE: return "the bytes must be a whole saved state, undamaged";
+    case PB_KVCACHE_ERROR_STATE_VERSION: return "the saved state must be of this version";
+    case PB_KVCACHE_ERROR_ROLLBACK: return "no more steps can be taken back than are remembered";
     case PB_KVCACHE_ERROR_PLAN_SHAPE: return "shape must be one of the plan's shapes";
     case PB_KVCACHE_ERROR_PLAN_MULTIPLE: return "multiple_of must be greater than 0";
     case PB_KVCACHE_ERROR_PLAN_TOTAL: return "total must be a multiple of multiple_of";

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ._busy import in_turn, new_turn
-from ._checks import UINT32_MAX, float32_array, integer, shown, uint32, uint32_array
-from ._policy import Policy, bad_weight, with_attributes
+from ._checks import UINT32_MAX, float32_array, integer, natural, positive, uint32, uint32_array
+from ._options import ROW_SETS, RowSet, choice
+from ._policy import Policy, asked_budget, bad_weight, too_many_steps, with_attributes
 
 
 class SlidingWindow(Policy):
@@ -21,6 +22,8 @@ class SlidingWindow(Policy):
     ----------
     budget
         Positions kept, greater than 0.
+    spare, max_rollback
+        As for :class:`SnapKV`.
 
     Raises
     ------
@@ -38,10 +41,10 @@ class SlidingWindow(Policy):
 
     __slots__ = ()
     _NAME = "sliding_window"
-    _PARAMETERS = ("budget",)
+    _PARAMETERS = ("budget", "spare", "max_rollback")
 
-    def __init__(self, budget: int = 512) -> None:
-        super().__init__(budget=budget)
+    def __init__(self, budget: int = 512, spare: int = 0, max_rollback: int = 0) -> None:
+        super().__init__(budget=budget, spare=spare, max_rollback=max_rollback)
 
 
 class StreamingLLM(Policy):
@@ -55,6 +58,8 @@ class StreamingLLM(Policy):
         Positions kept, sinks included, greater than 0.
     sinks
         Positions 0 to ``sinks - 1`` are never dropped. Smaller than `budget`. 0 makes this a sliding window.
+    spare, max_rollback
+        As for :class:`SnapKV`.
 
     Raises
     ------
@@ -72,10 +77,10 @@ class StreamingLLM(Policy):
 
     __slots__ = ()
     _NAME = "streaming_llm"
-    _PARAMETERS = ("budget", "sinks")
+    _PARAMETERS = ("budget", "sinks", "spare", "max_rollback")
 
-    def __init__(self, budget: int = 512, sinks: int = 4) -> None:
-        super().__init__(budget=budget, sinks=sinks)
+    def __init__(self, budget: int = 512, sinks: int = 4, spare: int = 0, max_rollback: int = 0) -> None:
+        super().__init__(budget=budget, sinks=sinks, spare=spare, max_rollback=max_rollback)
 
 
 class H2O(Policy):
@@ -89,6 +94,8 @@ class H2O(Policy):
         Positions kept, greater than 0.
     recent_window
         Newest positions that are never dropped, fewer than `budget`.
+    spare, max_rollback
+        As for :class:`SnapKV`.
 
     Raises
     ------
@@ -108,10 +115,10 @@ class H2O(Policy):
 
     __slots__ = ()
     _NAME = "h2o"
-    _PARAMETERS = ("budget", "recent_window")
+    _PARAMETERS = ("budget", "recent_window", "spare", "max_rollback")
 
-    def __init__(self, budget: int = 512, recent_window: int = 32) -> None:
-        super().__init__(budget=budget, recent_window=recent_window)
+    def __init__(self, budget: int = 512, recent_window: int = 32, spare: int = 0, max_rollback: int = 0) -> None:
+        super().__init__(budget=budget, recent_window=recent_window, spare=spare, max_rollback=max_rollback)
 
 
 class TOVA(Policy):
@@ -126,6 +133,8 @@ class TOVA(Policy):
     ----------
     budget
         Positions kept, greater than 0.
+    spare, max_rollback
+        As for :class:`SnapKV`.
 
     Raises
     ------
@@ -143,10 +152,10 @@ class TOVA(Policy):
 
     __slots__ = ()
     _NAME = "tova"
-    _PARAMETERS = ("budget",)
+    _PARAMETERS = ("budget", "spare", "max_rollback")
 
-    def __init__(self, budget: int = 512) -> None:
-        super().__init__(budget=budget)
+    def __init__(self, budget: int = 512, spare: int = 0, max_rollback: int = 0) -> None:
+        super().__init__(budget=budget, spare=spare, max_rollback=max_rollback)
 
 
 class Scissorhands(Policy):
@@ -161,6 +170,8 @@ class Scissorhands(Policy):
         Positions kept, greater than 0.
     recent_window
         Newest positions that are never dropped, fewer than `budget`.
+    spare, max_rollback
+        As for :class:`SnapKV`.
 
     Raises
     ------
@@ -180,10 +191,10 @@ class Scissorhands(Policy):
 
     __slots__ = ()
     _NAME = "scissorhands"
-    _PARAMETERS = ("budget", "recent_window")
+    _PARAMETERS = ("budget", "recent_window", "spare", "max_rollback")
 
-    def __init__(self, budget: int = 512, recent_window: int = 32) -> None:
-        super().__init__(budget=budget, recent_window=recent_window)
+    def __init__(self, budget: int = 512, recent_window: int = 32, spare: int = 0, max_rollback: int = 0) -> None:
+        super().__init__(budget=budget, recent_window=recent_window, spare=spare, max_rollback=max_rollback)
 
 
 class FullCache(Policy):
@@ -203,13 +214,14 @@ class FullCache(Policy):
     2
     """
 
-    __slots__ = ("_count", "_room")
+    __slots__ = ("_count", "_room", "_seeded")
 
     def __init__(self) -> None:
         self._params = {}
         self._turn = new_turn()
         self._room = np.zeros(1, np.uint32)  # kept positions, then room for more
         self._count = 1
+        self._seeded = 1  # positions that no step has brought
 
     def on_decode_step(self, pos: int, attn: npt.ArrayLike | None) -> None:
         """Take in one decoded token: `pos` joins the kept set. As :meth:`Policy.on_decode_step`, but never full."""
@@ -240,9 +252,25 @@ class FullCache(Policy):
 
     def evict(self, budget: int | None = None) -> npt.NDArray[np.uint32]:
         """Drop nothing: an empty array, whatever the budget."""
-        if budget is not None and integer("budget", budget) < 0:
-            raise ValueError(f"budget = {shown(int(budget))}: must be 0 or more")
+        if budget is not None:
+            asked_budget(budget)
         return np.empty(0, np.uint32)
+
+    def evict_count(self, budget: int | None = None, multiple_of: int = 1) -> int:
+        """Return 0: nothing is ever dropped."""
+        if budget is not None:
+            asked_budget(budget)
+        positive("multiple_of", multiple_of)
+        return 0
+
+    def evict_rows(
+        self, budget: int | None = None, multiple_of: int = 1, which: RowSet = "kept"
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+        """Drop nothing, and tell the rows: all of them stay."""
+        victims = self.evict(budget)
+        positive("multiple_of", multiple_of)
+        kept = choice("which", which, ROW_SETS) == ROW_SETS["kept"]
+        return victims, np.arange(len(self) if kept else 0, dtype=np.uint32)
 
     @property
     def kept(self) -> npt.NDArray[np.uint32]:
@@ -293,7 +321,7 @@ class FullCache(Policy):
 
     def _replace(self, positions: npt.NDArray[np.uint32]) -> None:
         self._room = positions
-        self._count = len(positions)
+        self._count = self._seeded = len(positions)
 
     def seed(self, positions: npt.ArrayLike, attn: npt.ArrayLike | None = None) -> None:
         """Start from a prompt: replace the kept set. As :meth:`Policy.seed`, but never full."""
@@ -319,7 +347,29 @@ class FullCache(Policy):
         twin = type(self).__new__(type(self))
         FullCache.__init__(twin)
         twin._replace(self.kept)
+        twin._seeded = self._seeded
         return with_attributes(twin, self)
+
+    def rollback_count(self) -> int:
+        """Return how many steps :meth:`rollback` can take back now: all since the cache was made, seeded or reset."""
+        return in_turn(self, self._turn, lambda: self._count - self._seeded)
+
+    def rollback(self, count: int) -> None:
+        """Take back the last steps. As :meth:`Policy.rollback`, and all steps can be."""
+        in_turn(self, self._turn, self._take_back, natural("count", count))
+
+    def _take_back(self, count: int) -> None:
+        if count > self._count - self._seeded:
+            raise too_many_steps(count, self._count - self._seeded)
+        self._count -= count
+
+    def save(self) -> bytes:
+        """Raise TypeError: a full cache remembers nothing but :attr:`kept`, and pickles."""
+        raise TypeError("FullCache has no saved state: keep its positions, or pickle it")
+
+    def load(self, data: Any) -> None:
+        """Raise TypeError, as :meth:`save`."""
+        raise TypeError("FullCache has no saved state: seed it with its positions")
 
     def __reduce__(self) -> Any:
         return _restore_full, (type(self), self.kept), getattr(self, "__dict__", None)

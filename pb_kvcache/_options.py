@@ -1,10 +1,10 @@
-"""The options of the prefill selection, by name, and the checks that its functions share."""
+"""The options of evictions and of the prefill selection, by name, and the checks that its functions share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,10 @@ POOLING: dict[str, int] = {"max": lib.PB_KVCACHE_POOL_MAX, "avg": lib.PB_KVCACHE
 
 #: What an average divides by at the ends: the neighbours that there are, or the kernel.
 EDGE: dict[str, int] = {"count": lib.PB_KVCACHE_EDGE_COUNT, "kernel": lib.PB_KVCACHE_EDGE_KERNEL}
+
+#: Which rows an eviction tells: those that stay, or those that leave.
+ROW_SETS: dict[str, int] = {"kept": lib.PB_KVCACHE_ROWS_KEPT, "victims": lib.PB_KVCACHE_ROWS_VICTIMS}
+RowSet = Literal["kept", "victims"]
 
 #: What is done about NaN and infinities.
 NAN: dict[str, int] = {"raise": lib.PB_KVCACHE_NAN_REFUSE, "lowest": lib.PB_KVCACHE_NAN_LOWEST}

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ._busy import TOKEN, in_turn, new_turn, refuse
-from ._checks import UINT32_MAX, float32_array, integer, shown, uint32, uint32_array
+from ._checks import UINT32_MAX, float32_array, integer, natural, positive, shown, uint32, uint32_array
 from ._errors import CacheFullError, status_text
 from ._native import ffi, lib
+from ._options import ROW_SETS, RowSet, choice
+from ._state import checked_bytes, refusal, saved
 
 _F32 = np.dtype(np.float32)
 
@@ -132,12 +134,23 @@ class Policy(LayerCache):
             lib.PB_KVCACHE_ERROR_NUM_LAYERS: ("num_layers", "must be greater than 0"),
             lib.PB_KVCACHE_ERROR_LAYER: ("layer", f"must be smaller than num_layers = {p.get('num_layers')}"),
             lib.PB_KVCACHE_ERROR_PYRAMID_RATIO: ("pyramid_ratio", "must be greater than 0"),
-            lib.PB_KVCACHE_ERROR_TOO_LARGE: ("budget", f"with {p} the capacity or the memory does not fit"),
+            lib.PB_KVCACHE_ERROR_TOO_LARGE: (
+                self._too_large(),
+                f"with {p} the capacity or the memory does not fit",
+            ),
         }
         if status not in messages:
             return f"{p}: {status_text(status)}"
         name, rule = messages[status]
         return f"{name} = {p[name]}: {rule}"
+
+    def _too_large(self) -> str:
+        """Return the parameter that makes the cache too large: the one without which it would fit."""
+        check = getattr(lib, f"pb_kvcache_{self._NAME}_check")
+        for name in ("max_rollback", "spare"):
+            if check(ffi.new(f"pb_kvcache_{self._NAME}_params *", self._params | {name: 0})) == _OK:
+                return name
+        return "budget"
 
     def on_decode_step(self, pos: int, attn: npt.ArrayLike | None) -> None:
         """Take in one decoded token: `pos` joins the kept set.
@@ -227,13 +240,7 @@ class Policy(LayerCache):
         numpy.ndarray
             The dropped positions, uint32, ascending. Empty where there was nothing to drop.
         """
-        if budget is None:
-            budget = UINT32_MAX
-        else:
-            budget = integer("budget", budget)
-            if budget < 0:
-                raise ValueError(f"budget = {shown(budget)}: must be 0 or more")
-            budget = min(budget, UINT32_MAX)  # more than can be kept in any case
+        budget = UINT32_MAX if budget is None else asked_budget(budget)
         turn = self._turn
         try:
             del turn[0]
@@ -247,6 +254,111 @@ class Policy(LayerCache):
             return victims
         finally:
             turn += TOKEN
+
+    def evict_count(self, budget: int | None = None, multiple_of: int = 1) -> int:
+        """Return how many positions :meth:`evict_rows`, or :meth:`evict`, would drop now."""
+        asked = UINT32_MAX if budget is None else asked_budget(budget)
+        rows = positive("multiple_of", multiple_of)
+        return in_turn(  # type: ignore[no-any-return]
+            self, self._turn, lib.pb_kvcache_evict_rows_count, self._policy, asked, rows
+        )
+
+    def evict_rows(
+        self, budget: int | None = None, multiple_of: int = 1, which: RowSet = "kept"
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+        """Drop positions as :meth:`evict` does, and tell the rows too: for callers that move tensors or free blocks.
+
+        Parameters
+        ----------
+        budget
+            How many positions to keep. None means the effective budget.
+        multiple_of
+            Rows of a block, greater than 0. What is to be kept is rounded down to a multiple. Where that is less than
+            the protected positions, or nothing although something is to be kept, the smallest multiple that is not.
+        which
+            The rows that are told: ``"kept"``, those that stay, or ``"victims"``, those that leave.
+
+        Returns
+        -------
+        victims : numpy.ndarray
+            The dropped positions, uint32, ascending.
+        rows : numpy.ndarray
+            Indices into :attr:`kept` as it was before the call, uint32, ascending. Those that stay are what
+            :func:`compact` takes for a head.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For an argument that is not an integer, a negative budget, a multiple of 0, or another word. Nothing has
+            changed.
+
+        Examples
+        --------
+        >>> cache = SlidingWindow(budget=3, spare=1)
+        >>> for pos in range(1, 5):
+        ...     cache.on_decode_step(pos, None)
+        >>> victims, rows = cache.evict_rows()
+        >>> victims, rows
+        (array([0, 1], dtype=uint32), array([2, 3, 4], dtype=uint32))
+        >>> keys = np.arange(10.0, dtype=np.float32).reshape(1, 5, 2)  # one head, five rows
+        >>> compact(keys, [rows])[0]
+        array([[4., 5.],
+               [6., 7.],
+               [8., 9.]], dtype=float32)
+        """
+        asked = UINT32_MAX if budget is None else asked_budget(budget)
+        multiple = positive("multiple_of", multiple_of)
+        row_set = choice("which", which, ROW_SETS)
+        return in_turn(self, self._turn, self._evict_rows, asked, multiple, row_set)
+
+    def _evict_rows(
+        self, budget: int, multiple_of: int, which: int
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+        count = lib.pb_kvcache_evict_rows_count(self._policy, budget, multiple_of)
+        kept = lib.pb_kvcache_kept_count(self._policy) - count
+        victims = np.empty(count, np.uint32)
+        rows = np.empty(count if which == lib.PB_KVCACHE_ROWS_VICTIMS else kept, np.uint32)
+        words = ffi.from_buffer("uint32_t[]", victims), count, ffi.from_buffer("uint32_t[]", rows), len(rows)
+        status = lib.pb_kvcache_evict_rows(self._policy, budget, multiple_of, which, *words)
+        if status != _OK:
+            raise RuntimeError(status_text(status))
+        return victims, rows
+
+    def rollback_count(self) -> int:
+        """Return how many steps :meth:`rollback` can take back now, at most ``max_rollback``."""
+        return in_turn(self, self._turn, lib.pb_kvcache_rollback_count, self._policy)  # type: ignore[no-any-return]
+
+    def rollback(self, count: int) -> None:
+        """Take back the last steps, observed or not: everything is as before them, bit for bit.
+
+        For speculative decoding. An eviction that drops something, :meth:`seed`, :meth:`reset` and :meth:`load` leave
+        nothing to take back.
+
+        Parameters
+        ----------
+        count
+            How many steps, at most :meth:`rollback_count`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what is no integer, or is more than can be taken back. Nothing has changed.
+
+        Examples
+        --------
+        >>> cache = H2O(budget=8, recent_window=1, max_rollback=2)
+        >>> cache.on_decode_step(1, [1.0])
+        >>> cache.on_decode_step(2, [0.5, 0.5])
+        >>> cache.rollback(1)
+        >>> cache.kept, cache.window_score(0)
+        (array([0, 1], dtype=uint32), 1.0)
+        """
+        number = min(natural("count", count), UINT32_MAX)
+        in_turn(self, self._turn, self._rollback, number)
+
+    def _rollback(self, count: int) -> None:
+        if lib.pb_kvcache_rollback(self._policy, count) != _OK:
+            raise too_many_steps(count, lib.pb_kvcache_rollback_count(self._policy))
 
     @property
     def memory_bytes(self) -> int:
@@ -302,10 +414,46 @@ class Policy(LayerCache):
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         return with_deep_attributes(self.copy(), self, memo)
 
+    def save(self) -> bytes:
+        """Return what the cache holds and remembers, as bytes, to use a prefix again or to move a sequence.
+
+        Equal states give equal bytes, on every machine. ``csrc/include/pb_kvcache/state.h`` has the layout.
+
+        Examples
+        --------
+        >>> cache = H2O(budget=4, recent_window=1)
+        >>> cache.on_decode_step(1, [1.0])
+        >>> data = cache.save()
+        >>> other = H2O(budget=4, recent_window=1)
+        >>> other.load(data)
+        >>> other.kept, other.window_score(0)
+        (array([0, 1], dtype=uint32), 1.0)
+        """
+        return in_turn(self, self._turn, saved, lib.pb_kvcache_state_bytes, lib.pb_kvcache_save, self._policy)
+
+    def load(self, data: Any) -> None:
+        """Hold and remember exactly what the cache did that :meth:`save` was called on.
+
+        Parameters
+        ----------
+        data
+            The bytes, or any buffer that holds them. They may come from anywhere: what is no state is refused.
+
+        Raises
+        ------
+        TypeError
+            `data` is no buffer.
+        ValueError
+            The bytes are no state, damaged, of another version, or of another policy or other parameters than these.
+            Nothing has changed.
+        """
+        buffer = checked_bytes(data)
+        status = in_turn(self, self._turn, lib.pb_kvcache_load, self._policy, buffer, len(buffer))
+        if status != _OK:
+            raise refusal(status, len(buffer), self)
+
     def __reduce__(self) -> Any:
-        raise TypeError(
-            f"a {type(self).__name__} holds native memory and cannot be pickled; pickle kept and its parameters"
-        )
+        return _restored, (type(self), self._params, self.save()), getattr(self, "__dict__", None)
 
     def __getattr__(self, name: str) -> int:
         # Only for names that are not found otherwise: the parameters, as attributes.
@@ -322,6 +470,24 @@ class Policy(LayerCache):
             return f"{type(self).__name__}({parameters})"
         count = in_words(lambda: len(self))
         return f"<{type(self).__name__}({parameters}): {count} kept, evicts to {self.effective_budget}>"
+
+
+def _restored(kind: type[_Self], params: dict[str, int], data: bytes) -> _Self:
+    """Return a new cache of a class, from a pickle."""
+    cache = kind.__new__(kind)  # a subclass may be made from something else than the parameters
+    Policy.__init__(cache, **params)
+    cache.load(data)
+    return cache
+
+
+def too_many_steps(count: int, most: int) -> ValueError:
+    """Return the error for steps that cannot be taken back."""
+    return ValueError(f"count = {count}: must be at most the steps that can be taken back now, {most}")
+
+
+def asked_budget(budget: int) -> int:
+    """Return the budget of an eviction, at most 2**32 - 1: more cannot be kept in any case."""
+    return min(natural("budget", budget), UINT32_MAX)
 
 
 def native_kept(policy: Any) -> npt.NDArray[np.uint32]:

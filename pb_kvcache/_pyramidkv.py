@@ -21,8 +21,8 @@ class PyramidKV(Policy):
         Layers that share the budget, greater than 0.
     pyramid_ratio
         The first layer's share over the last one's, greater than 0.
-    recent_window, obs_window, pool_kernel
-        As for :class:`SnapKV`.
+    recent_window, obs_window, pool_kernel, spare, max_rollback
+        As for :class:`SnapKV`. There is room for ``max(effective_budget, budget) + 1 + spare`` positions.
 
     Raises
     ------
@@ -37,7 +37,17 @@ class PyramidKV(Policy):
 
     __slots__ = ()
     _NAME = "pyramidkv"
-    _PARAMETERS = ("budget", "layer", "num_layers", "pyramid_ratio", "recent_window", "obs_window", "pool_kernel")
+    _PARAMETERS = (
+        "budget",
+        "layer",
+        "num_layers",
+        "pyramid_ratio",
+        "recent_window",
+        "obs_window",
+        "pool_kernel",
+        "spare",
+        "max_rollback",
+    )
 
     def __init__(
         self,
@@ -48,6 +58,8 @@ class PyramidKV(Policy):
         recent_window: int = 32,
         obs_window: int = 16,
         pool_kernel: int = 7,
+        spare: int = 0,
+        max_rollback: int = 0,
     ) -> None:
         super().__init__(
             budget=budget,
@@ -57,4 +69,6 @@ class PyramidKV(Policy):
             recent_window=recent_window,
             obs_window=obs_window,
             pool_kernel=pool_kernel,
+            spare=spare,
+            max_rollback=max_rollback,
         )

@@ -22,6 +22,10 @@ class SnapKV(Policy):
         Observed decode steps that make the score, greater than 0. Each costs 4 bytes a position.
     pool_kernel
         Neighbours pooled, an odd number.
+    spare
+        Steps that may pass without an eviction, beyond the first. There is room for ``budget + 1 + spare`` positions.
+    max_rollback
+        The last steps that :meth:`rollback` can take back. Each costs 4 bytes a position.
 
     Raises
     ------
@@ -45,7 +49,22 @@ class SnapKV(Policy):
 
     __slots__ = ()
     _NAME = "snapkv"
-    _PARAMETERS = ("budget", "recent_window", "obs_window", "pool_kernel")
+    _PARAMETERS = ("budget", "recent_window", "obs_window", "pool_kernel", "spare", "max_rollback")
 
-    def __init__(self, budget: int = 512, recent_window: int = 32, obs_window: int = 16, pool_kernel: int = 7) -> None:
-        super().__init__(budget=budget, recent_window=recent_window, obs_window=obs_window, pool_kernel=pool_kernel)
+    def __init__(
+        self,
+        budget: int = 512,
+        recent_window: int = 32,
+        obs_window: int = 16,
+        pool_kernel: int = 7,
+        spare: int = 0,
+        max_rollback: int = 0,
+    ) -> None:
+        super().__init__(
+            budget=budget,
+            recent_window=recent_window,
+            obs_window=obs_window,
+            pool_kernel=pool_kernel,
+            spare=spare,
+            max_rollback=max_rollback,
+        )

@@ -10,10 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ._busy import TOKEN, in_turn, new_turn, refuse
-from ._checks import UINT32_MAX, float32_array, uint32, uint32_array
+from ._checks import UINT32_MAX, float32_array, natural, positive, uint32, uint32_array
 from ._errors import CacheFullError, status_text
 from ._native import ffi, lib
-from ._policy import LayerCache, bad_weight, in_words, native_kept, seed_with, with_attributes, with_deep_attributes
+from ._options import ROW_SETS, RowSet, choice
+from ._policy import (
+    LayerCache,
+    bad_weight,
+    in_words,
+    native_kept,
+    seed_with,
+    too_many_steps,
+    with_attributes,
+    with_deep_attributes,
+)
+from ._state import checked_bytes, refusal, saved
 
 _F32 = np.dtype(np.float32)
 _FLOATS = ffi.typeof("float[]")
@@ -21,7 +32,16 @@ _UINT32S = ffi.typeof("uint32_t[]")
 _NULL = ffi.NULL
 _OK: int = lib.PB_KVCACHE_OK
 _MAX_LAYERS: int = lib.PB_KVCACHE_STACK_MAX_LAYERS
-_PARAMETERS = ("num_layers", "budget", "pyramid_ratio", "recent_window", "obs_window", "pool_kernel")
+_PARAMETERS = (
+    "num_layers",
+    "budget",
+    "pyramid_ratio",
+    "recent_window",
+    "obs_window",
+    "pool_kernel",
+    "spare",
+    "max_rollback",
+)
 #: The parameters that a plan replaces.
 _UNPLANNED = ("budget", "pyramid_ratio")
 
@@ -59,7 +79,7 @@ class PyramidStack:
         Positions kept per layer on average, greater than 0. Not used with `plan`.
     pyramid_ratio
         The first layer's share over the last one's, greater than 0. Not used with `plan`.
-    recent_window, obs_window, pool_kernel
+    recent_window, obs_window, pool_kernel, spare, max_rollback
         As for :class:`SnapKV`, the same for every layer.
     plan
         The layers' budgets: a ``LayerPlan``, or anything else with `budgets`, or a sequence of `num_layers` integers.
@@ -114,6 +134,8 @@ class PyramidStack:
         obs_window: int = 16,
         pool_kernel: int = 7,
         plan: Any = None,
+        spare: int = 0,
+        max_rollback: int = 0,
     ) -> None:
         #: In the order of the C struct.
         self._params = {
@@ -123,6 +145,8 @@ class PyramidStack:
             "recent_window": uint32("recent_window", recent_window),
             "obs_window": uint32("obs_window", obs_window),
             "pool_kernel": uint32("pool_kernel", pool_kernel),
+            "spare": uint32("spare", spare),
+            "max_rollback": uint32("max_rollback", max_rollback),
         }
         self._plan = plan
         self._num_layers = self._params["num_layers"]
@@ -163,6 +187,9 @@ class PyramidStack:
             lib.PB_KVCACHE_ERROR_RECENT_WINDOW: f", must be greater than recent_window = {p['recent_window']}",
             lib.PB_KVCACHE_ERROR_TOO_LARGE: f": with {p} the capacity or the memory does not fit",
         }
+        for culprit in ("max_rollback", "spare"):
+            if status == lib.PB_KVCACHE_ERROR_TOO_LARGE and self._fits_without(culprit, budgets):
+                return f"{culprit} = {p[culprit]}: with {p} the capacity or the memory does not fit"
         if budgets is not None and status in planned:
             return f"plan: layer {layer} has a budget of {budgets[layer]}{planned[status]}"
         name, rule = {
@@ -175,6 +202,11 @@ class PyramidStack:
             lib.PB_KVCACHE_ERROR_TOO_LARGE: ("budget", f"with {p} the capacity or the memory does not fit"),
         }[status]
         return f"{name} = {p[name]}: {rule}"
+
+    def _fits_without(self, name: str, budgets: npt.NDArray[np.uint32] | None) -> bool:
+        params = ffi.new("pb_kvcache_stack_params *", self._params | {name: 0})
+        planned = _NULL if budgets is None else ffi.from_buffer(_UINT32S, budgets)
+        return bool(lib.pb_kvcache_stack_check(params, planned, _NULL) == _OK)
 
     @property
     def num_layers(self) -> int:
@@ -329,9 +361,65 @@ class PyramidStack:
         finally:
             turn += TOKEN
 
-    def evict_count(self) -> int:
-        """Return how many positions :meth:`evict` would drop now, over all layers."""
-        return in_turn(self, self._turn, lib.pb_kvcache_stack_evict_count, self._stack)  # type: ignore[no-any-return]
+    def evict_count(self, multiple_of: int = 1) -> int:
+        """Return how many positions :meth:`evict_rows`, or :meth:`evict`, would drop now, over all layers."""
+        rows = positive("multiple_of", multiple_of)
+        return in_turn(  # type: ignore[no-any-return]
+            self, self._turn, lib.pb_kvcache_stack_evict_rows_count, self._stack, rows
+        )
+
+    def evict_rows(
+        self, multiple_of: int = 1, which: RowSet = "kept"
+    ) -> tuple[list[npt.NDArray[np.uint32]], list[npt.NDArray[np.uint32]]]:
+        """Every layer drops positions as in :meth:`evict`, and the rows are told too.
+
+        Parameters
+        ----------
+        multiple_of, which
+            As for :meth:`Policy.evict_rows`, the same for every layer.
+
+        Returns
+        -------
+        victims : list of numpy.ndarray
+            Each layer's dropped positions, uint32, ascending.
+        rows : list of numpy.ndarray
+            Each layer's rows, uint32, ascending: indices into what it kept before. Where every KV head has a cache,
+            ``rows[l * heads : (l + 1) * heads]`` is what :func:`compact` takes for layer l. All are views of one array.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`Policy.evict_rows`. Nothing has changed.
+        """
+        multiple = positive("multiple_of", multiple_of)
+        row_set = choice("which", which, ROW_SETS)
+        return in_turn(self, self._turn, self._evict_rows, multiple, row_set)
+
+    def _evict_rows(
+        self, multiple_of: int, which: int
+    ) -> tuple[list[npt.NDArray[np.uint32]], list[npt.NDArray[np.uint32]]]:
+        layers = self._num_layers
+        victims = np.empty(lib.pb_kvcache_stack_evict_rows_count(self._stack, multiple_of), np.uint32)
+        rows = np.empty((layers, max(lib.pb_kvcache_kept_count(layer._policy) for layer in self._layers)), np.uint32)
+        counts = np.empty(layers, np.uint32)
+        status = lib.pb_kvcache_stack_evict_rows(
+            self._stack,
+            multiple_of,
+            which,
+            ffi.from_buffer(_UINT32S, victims),
+            len(victims),
+            self._offsets,
+            layers + 1,
+            ffi.from_buffer(_UINT32S, rows),
+            rows.shape[1],
+            rows.size,
+            ffi.from_buffer(_UINT32S, counts),
+            layers,
+        )
+        if status != _OK:
+            raise RuntimeError(status_text(status))
+        told = [row[:count] for row, count in zip(rows, counts.tolist(), strict=True)]
+        return self._split(victims), told
 
     def _split(self, positions: npt.NDArray[np.uint32]) -> list[npt.NDArray[np.uint32]]:
         """Cut the layers' positions apart at the offsets that a call has just written."""
@@ -420,10 +508,53 @@ class PyramidStack:
     def __deepcopy__(self, memo: dict[int, Any]) -> PyramidStack:
         return with_deep_attributes(self.copy(), self, memo)
 
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            f"a {type(self).__name__} holds native memory and cannot be pickled; pickle kept and its parameters"
+    def rollback_count(self) -> int:
+        """Return how many steps :meth:`rollback` can take back now, in every layer."""
+        return in_turn(  # type: ignore[no-any-return]
+            self, self._turn, lib.pb_kvcache_stack_rollback_count, self._stack
         )
+
+    def rollback(self, count: int) -> None:
+        """Every layer takes back its last steps, as :meth:`Policy.rollback`.
+
+        The peak stays: those positions were held. A layer that has dropped something since, or was seeded, has nothing
+        to take back, and then no layer does.
+        """
+        number = min(natural("count", count), UINT32_MAX)
+        in_turn(self, self._turn, self._rollback, number)
+
+    def _rollback(self, count: int) -> None:
+        if lib.pb_kvcache_stack_rollback(self._stack, count) != _OK:
+            raise too_many_steps(count, lib.pb_kvcache_stack_rollback_count(self._stack))
+
+    def save(self) -> bytes:
+        """Return what all layers hold and remember, and the peak, as bytes: as :meth:`Policy.save`."""
+        return in_turn(
+            self, self._turn, saved, lib.pb_kvcache_stack_state_bytes, lib.pb_kvcache_stack_save, self._stack
+        )
+
+    def load(self, data: Any) -> None:
+        """Hold and remember exactly what the stack did that :meth:`save` was called on.
+
+        Parameters
+        ----------
+        data
+            The bytes, or any buffer that holds them, of a stack whose layers have the same policies and parameters.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`Policy.load`. No layer has changed.
+        """
+        buffer = checked_bytes(data)
+        status = in_turn(self, self._turn, lib.pb_kvcache_stack_load, self._stack, buffer, len(buffer))
+        if status != _OK:
+            raise refusal(status, len(buffer), self)
+
+    def __reduce__(self) -> Any:
+        budgets = None if self._plan is None else self.budgets
+        state = type(self), self._params, budgets, self._plan, self.save()
+        return _restored, state, getattr(self, "__dict__", None)
 
     def __repr__(self) -> str:
         values = {name: getattr(self, name) for name in _PARAMETERS}
@@ -434,3 +565,14 @@ class PyramidStack:
             return f"{type(self).__name__}({parameters})"
         count = in_words(lambda: self.resident)
         return f"<{type(self).__name__}({parameters}): {count} kept, evicts to {self.budgets.sum(dtype=int)}>"
+
+
+def _restored(
+    kind: type[PyramidStack], params: dict[str, int], budgets: npt.NDArray[np.uint32] | None, plan: Any, data: bytes
+) -> PyramidStack:
+    """Return a new stack of a class, from a pickle."""
+    stack = kind.__new__(kind)  # a subclass may be made from something else than the parameters
+    PyramidStack.__init__(stack, **params, plan=budgets)
+    stack._plan = plan
+    stack.load(data)
+    return stack

@@ -6,10 +6,12 @@ here a dictionary per slot, ``max`` over a slice and ``sorted``.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import struct
 from fractions import Fraction
+from typing import Any
 
 
 def share(budget: int, layer: int, num_layers: int, ratio: int) -> int:
@@ -33,19 +35,62 @@ class Refused(Exception):  # noqa: N818 - a rule's word, not a fault
     """A call that the rules refuse; the argument is the status's name."""
 
 
-class SnapKV:
+def dropped(kept: int, protected: int, effective: int, budget: int | None, multiple_of: int) -> int:
+    """How many go: the first of the counts 0, 1, 2, ... that leaves what is asked for, or no more than can go."""
+    target = effective if budget is None else min(budget, effective)
+    most = max((blocks for blocks in range(0, target + 1, multiple_of)), default=0)
+    if most < protected or (most == 0 and target > 0):
+        most = next(rows for rows in itertools.count(0, multiple_of) if rows >= max(protected, 1))
+    return max(0, kept - most)
+
+
+def rows_of(before: list[int], victims: list[int], which: str) -> list[int]:
+    """Rows of an eviction: places in what was kept before it."""
+    return [row for row, pos in enumerate(before) if (pos in victims) == (which == "victims")]
+
+
+class Undoable:
+    """What takes steps back: whole copies of what the cache was before each of the last `max_rollback` steps."""
+
+    max_rollback = 0
+
+    def forget_steps(self) -> None:
+        self.past: list[dict[str, Any]] = []
+
+    def remember(self) -> None:
+        now = copy.deepcopy({name: value for name, value in vars(self).items() if name != "past"})
+        self.past = [*self.past, now][-self.max_rollback :] if self.max_rollback else []
+
+    def rollback(self, count: int) -> None:
+        if count > len(self.past):
+            raise Refused("rollback")
+        if count:
+            vars(self).update(copy.deepcopy(self.past[-count]))
+            self.past = self.past[:-count]
+
+
+class SnapKV(Undoable):
     """A decode-time cache that evicts by pooled recent attention."""
 
     def __init__(
-        self, budget: int, recent_window: int, obs_window: int, pool_kernel: int, effective: int | None = None
+        self,
+        budget: int,
+        recent_window: int,
+        obs_window: int,
+        pool_kernel: int,
+        spare: int = 0,
+        max_rollback: int = 0,
+        effective: int | None = None,
     ):
+        self.max_rollback = max_rollback
         self.recent_window, self.obs_window, self.pool_kernel = recent_window, obs_window, pool_kernel
         self.effective = budget if effective is None else effective
-        self.capacity = max(self.effective, budget) + 1
+        self.capacity = max(self.effective, budget) + 1 + spare
         self.reset()
 
     def reset(self) -> None:
         self.kept = [0]
+        self.forget_steps()
         self.slots: list[dict[int, float]] = [{} for _ in range(self.obs_window)]
         self.observed = 0
 
@@ -63,6 +108,7 @@ class SnapKV:
             raise Refused("attn_value")
         if len(self.kept) == self.capacity:
             raise Refused("full")
+        self.remember()
         if attn is not None:
             self.observe(attn)
         self.kept.append(pos)
@@ -75,12 +121,12 @@ class SnapKV:
             total += slot.get(pos, 0.0)
         return total
 
-    def evict(self, budget: int | None) -> list[int]:
-        target = self.effective if budget is None else min(budget, self.effective)
-        if len(self.kept) <= target:
-            return []
+    def evict(self, budget: int | None, multiple_of: int = 1) -> list[int]:
         protected = min(self.recent_window, len(self.kept))
-        count = min(len(self.kept) - target, len(self.kept) - protected)
+        count = dropped(len(self.kept), protected, self.effective, budget, multiple_of)
+        if count == 0:
+            return []
+        self.forget_steps()
         scores = [self.score(pos) for pos in self.kept]
         half = (self.pool_kernel - 1) // 2
         pooled = {pos: max(scores[max(0, index - half) : index + half + 1]) for index, pos in enumerate(self.kept)}
@@ -118,9 +164,11 @@ class PyramidKV(SnapKV):
         recent_window: int,
         obs_window: int,
         pool_kernel: int,
+        spare: int = 0,
+        max_rollback: int = 0,
     ):
         effective = max(share(budget, layer, num_layers, pyramid_ratio), recent_window + 1)
-        super().__init__(budget, recent_window, obs_window, pool_kernel, effective)
+        super().__init__(budget, recent_window, obs_window, pool_kernel, spare, max_rollback, effective)
 
 
 POLICIES = {"snapkv": SnapKV, "pyramidkv": PyramidKV}

@@ -10,21 +10,31 @@ import itertools
 import math
 from typing import Any
 
-from .reference import Refused, float32
+from .reference import Refused, Undoable, dropped, float32
 
 
-class Baseline:
+class Baseline(Undoable):
     """One layer's cache under one of the baselines, by its C name."""
 
-    def __init__(self, policy: str, budget: int, sinks: int = 0, recent_window: int = 0):
+    def __init__(
+        self,
+        policy: str,
+        budget: int,
+        sinks: int = 0,
+        recent_window: int = 0,
+        spare: int = 0,
+        max_rollback: int = 0,
+    ):
+        self.max_rollback = max_rollback
         self.policy = policy
         self.effective = budget
-        self.capacity = budget + 1
+        self.capacity = budget + 1 + spare
         self.sinks = sinks
         self.recent_window = recent_window
         self.reset()
 
     def reset(self) -> None:
+        self.forget_steps()
         self.kept = [0]
         #: By position: each weight it received, with the number of positions that shared it. Empty: never observed.
         self.received: dict[int, list[tuple[float, int]]] = {0: []}
@@ -42,6 +52,7 @@ class Baseline:
             raise Refused("attn_value")
         if len(self.kept) == self.capacity:
             raise Refused("full")
+        self.remember()
         if attn is not None:
             self.observe(attn)
         self.kept.append(pos)
@@ -59,7 +70,7 @@ class Baseline:
             return received[-1][0] if received else 0.0
         return float(len([weight for weight, count in received if weight > 1.0 / count]))
 
-    def evict(self, budget: int | None) -> list[int]:
+    def evict(self, budget: int | None, multiple_of: int = 1) -> list[int]:
         protected = set(self.kept[len(self.kept) - min(self.recent_window, len(self.kept)) :])
         protected |= {pos for pos in self.kept if pos < self.sinks}
         if self.policy == "tova":
@@ -67,8 +78,10 @@ class Baseline:
         order = [pos for pos in self.kept if pos not in protected]
         if self.policy in ("h2o", "tova", "scissorhands"):
             order.sort(key=lambda pos: (self.score(pos), pos))
-        target = self.effective if budget is None else min(budget, self.effective)
-        victims = sorted(order[: max(0, len(self.kept) - target)])
+        count = dropped(len(self.kept), len(protected), self.effective, budget, multiple_of)
+        victims = sorted(order[:count])
+        if victims:
+            self.forget_steps()
         self.kept = [pos for pos in self.kept if pos not in victims]
         for pos in victims:
             del self.received[pos]
@@ -81,6 +94,7 @@ class Baseline:
             raise Refused("position")
         if any(not (math.isfinite(weight) and weight >= 0) for row in attn or [] for weight in row):
             raise Refused("attn_value")
+        self.forget_steps()
         self.kept = list(positions)
         self.received = {pos: [] for pos in positions}
         for row in attn or []:

@@ -18,9 +18,11 @@ class Stack:
         recent_window: int,
         obs_window: int,
         pool_kernel: int,
+        spare: int = 0,
+        max_rollback: int = 0,
         plan: list[int] | None = None,
     ):
-        rest = (recent_window, obs_window, pool_kernel)
+        rest = (recent_window, obs_window, pool_kernel, spare, max_rollback)
         if plan is None:
             self.layers: list[SnapKV] = [
                 PyramidKV(budget, layer, num_layers, pyramid_ratio, *rest) for layer in range(num_layers)
@@ -49,8 +51,18 @@ class Stack:
         self.layers = tried
         self.count()
 
-    def evict(self) -> list[list[int]]:
-        return [layer.evict(None) for layer in self.layers]
+    def evict(self, multiple_of: int = 1) -> list[list[int]]:
+        return [layer.evict(None, multiple_of) for layer in self.layers]
+
+    @property
+    def most(self) -> int:
+        return min(len(layer.past) for layer in self.layers)
+
+    def rollback(self, count: int) -> None:
+        if count > self.most:
+            raise Refused("rollback")
+        for layer in self.layers:
+            layer.rollback(count)
 
     def seed(self, layer: int, positions: list[int], attn: list[list[float]] | None) -> None:
         if layer >= len(self.layers):

@@ -25,20 +25,21 @@ from pb_kvcache import (
 
 from .conftest import ROOT, Run
 from .reference import Refused
-from .reference_baselines import NAMES, POLICIES
+from .reference_baselines import NAMES, POLICIES, SECOND
 
 CLASSES = {name: _policies.CLASSES[name] for name in NAMES}
 #: A budget of 4, and a recent window or sinks of 1 where the policy has them.
-SMALL = {name: {"budget": 4} | dict.fromkeys(kind._PARAMETERS[1:], 1) for name, kind in CLASSES.items()}
+SMALL = {name: {"budget": 4} | ({SECOND[name]: 1} if name in SECOND else {}) for name in NAMES}
 #: Few values, so that ties are common.
 WEIGHTS = st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.0, 1 / 3, 2.0**-149, 3.0e38])
 
 
 def parameters(name: str) -> st.SearchStrategy[dict[str, int]]:
-    budget = st.integers(1, 9)
-    if not (second := CLASSES[name]._PARAMETERS[1:]):
-        return st.fixed_dictionaries({"budget": budget})
-    return budget.flatmap(lambda b: st.fixed_dictionaries({"budget": st.just(b), second[0]: st.integers(0, b - 1)}))
+    def for_budget(budget: int) -> st.SearchStrategy[dict[str, int]]:
+        second = {SECOND[name]: st.integers(0, budget - 1)} if name in SECOND else {}
+        return st.fixed_dictionaries({"budget": st.just(budget), "spare": st.integers(0, 3)} | second)
+
+    return st.integers(1, 9).flatmap(for_budget)
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -14,7 +14,7 @@ enum { REPETITIONS = 31, STEPS = 2000 };
 
 static void measure(uint32_t budget)
 {
-    const pb_kvcache_snapkv_params params = {budget, 32, 16, 7};
+    const pb_kvcache_snapkv_params params = {budget, 32, 16, 7, 0, 0};
     pb_kvcache *cache = pb_kvcache_snapkv.create(&params, NULL, NULL);
     float *attn = malloc((budget + 1) * sizeof *attn);
     const size_t history = (size_t)params.obs_window * budget * sizeof(float);

@@ -13,7 +13,7 @@ enum { LAYERS = 32, BUDGET = 1024, MOST = 2 * BUDGET, REPETITIONS = 31, STEPS = 
 
 static void measure(uint32_t ratio)
 {
-    const pb_kvcache_stack_params params = {LAYERS, BUDGET, ratio, 32, 16, 7};
+    const pb_kvcache_stack_params params = {LAYERS, BUDGET, ratio, 32, 16, 7, 0, 0};
     pb_kvcache_stack *stack = pb_kvcache_stack_create(&params, NULL, NULL);
     pb_kvcache *caches[LAYERS];
     float *weights = malloc(LAYERS * MOST * sizeof *weights);
@@ -28,7 +28,7 @@ static void measure(uint32_t ratio)
         weights[i] = (float)(state >> 8) * 0x1p-24f;
     }
     for (uint32_t layer = 0; layer < LAYERS; ++layer) {
-        const pb_kvcache_pyramidkv_params one = {BUDGET, layer, LAYERS, ratio, 32, 16, 7};
+        const pb_kvcache_pyramidkv_params one = {BUDGET, layer, LAYERS, ratio, 32, 16, 7, 0, 0};
         caches[layer] = pb_kvcache_pyramidkv.create(&one, NULL, NULL);
         attn[layer] = weights + (size_t)layer * MOST;
     }

@@ -97,7 +97,7 @@ static void selection(input *in, unsigned environment)
 
 static void policy(input *in, unsigned environment)
 {
-    static const uint32_t params[7][7] = {{9, 2, 3, 3}, {9, 1, 3, 2, 2, 3, 3}, {9}, {9, 2}, {9, 2}, {9}, {9, 2}};
+    static const uint32_t params[7][9] = {{9, 2, 3, 3}, {9, 1, 3, 2, 2, 3, 3}, {9}, {9, 2}, {9, 2}, {9}, {9, 2}};
     static const pb_kvcache_vtable *const all[7]
         = {&pb_kvcache_snapkv, &pb_kvcache_pyramidkv, &pb_kvcache_sliding_window, &pb_kvcache_streaming_llm,
            &pb_kvcache_h2o,    &pb_kvcache_tova,      &pb_kvcache_scissorhands};

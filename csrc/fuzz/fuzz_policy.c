@@ -4,6 +4,9 @@
  */
 #include "input.h"
 
+/* Every parameter struct is a row of uint32_t. */
+#define MOST_PARAMS 9
+
 /* No cache of the fuzzer takes more. */
 static size_t most_bytes = (size_t)1 << 22;
 
@@ -64,6 +67,53 @@ static void evict(const pb_kvcache_vtable *vtable, pb_kvcache *cache, input *in)
     free(victims);
 }
 
+static void evict_rows(pb_kvcache *cache, input *in)
+{
+    const uint32_t budget = number(in, 33);
+    const uint32_t multiple_of = number(in, 9);
+    const pb_kvcache_row_set which = (pb_kvcache_row_set)(take(in, 1) % 2);
+    const size_t need = pb_kvcache_evict_rows_count(cache, budget, multiple_of);
+    size_t before;
+    uint32_t *kept = kept_of(cache, &before);
+    const size_t told = which == PB_KVCACHE_ROWS_VICTIMS ? need : before - need;
+    const size_t capacity = take(in, 1) % 8 == 0 ? take(in, 1) % (told + 1) : told;
+    uint32_t *victims = malloc(need * sizeof *victims + 1);
+    uint32_t *rows = malloc(capacity * sizeof *rows + 1);
+    const pb_kvcache_status status
+        = pb_kvcache_evict_rows(cache, budget, multiple_of, which, victims, need, rows, capacity);
+    MUST(status
+         == (multiple_of == 0  ? PB_KVCACHE_ERROR_PLAN_MULTIPLE
+             : capacity < told ? PB_KVCACHE_ERROR_CAPACITY
+                               : PB_KVCACHE_OK));
+    if (status == PB_KVCACHE_OK) {
+        MUST(pb_kvcache_kept_count(cache) == before - need);
+        MUST(need == 0 || (before - need) % multiple_of == 0);
+        for (size_t i = 0; i < told; ++i) {
+            MUST(rows[i] < before && (i == 0 || rows[i] > rows[i - 1]));
+            MUST(pb_kvcache_contains(cache, kept[rows[i]]) == (which == PB_KVCACHE_ROWS_KEPT));
+        }
+        for (size_t i = 0; which == PB_KVCACHE_ROWS_VICTIMS && i < need; ++i) {
+            MUST(victims[i] == kept[rows[i]]);
+        }
+    } else {
+        MUST(pb_kvcache_kept_count(cache) == before);
+    }
+    free(rows);
+    free(victims);
+    free(kept);
+}
+
+static void rollback(pb_kvcache *cache, input *in)
+{
+    const uint32_t count = number(in, 9);
+    const uint32_t most = pb_kvcache_rollback_count(cache);
+    const size_t before = pb_kvcache_kept_count(cache);
+    MUST(most <= before);
+    MUST(pb_kvcache_rollback(cache, count) == (count > most ? PB_KVCACHE_ERROR_ROLLBACK : PB_KVCACHE_OK));
+    MUST(pb_kvcache_kept_count(cache) == (count > most ? before : before - count));
+    MUST(pb_kvcache_rollback_count(cache) == (count > most ? most : most - count));
+}
+
 static void seed(pb_kvcache *cache, input *in)
 {
     const size_t count = number(in, 33) % 64;
@@ -90,8 +140,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         &pb_kvcache_h2o, &pb_kvcache_tova, &pb_kvcache_scissorhands};
     input in = {data, size};
     const pb_kvcache_vtable *vtable = vtables[take(&in, 1) % (sizeof vtables / sizeof vtables[0])];
-    uint32_t params[7]; /* every parameter struct is a row of uint32_t, of seven at most */
-    for (size_t i = 0; i < 7; ++i) {
+    uint32_t params[MOST_PARAMS];
+    for (size_t i = 0; i < MOST_PARAMS; ++i) {
         params[i] = number(&in, 33);
     }
     const pb_allocator allocator = {small_alloc, small_free, &most_bytes};
@@ -101,7 +151,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         size_t count;
         uint32_t *kept;
         double score;
-        switch (take(&in, 1) % 12) {
+        switch (take(&in, 1) % 13) {
+        case 12:
+            rollback(cache, &in);
+            break;
         case 0:
             seed(cache, &in);
             break;
@@ -111,6 +164,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case 2:
             MUST(pb_kvcache_copy(twin, cache) == PB_KVCACHE_OK);
             MUST(pb_kvcache_kept_count(twin) == pb_kvcache_kept_count(cache));
+            MUST(pb_kvcache_rollback_count(twin) == pb_kvcache_rollback_count(cache));
             break;
         case 3:
             kept = kept_of(cache, &count);
@@ -122,8 +176,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             break;
         case 4:
         case 5:
-        case 6:
             evict(vtable, cache, &in);
+            break;
+        case 6:
+            evict_rows(cache, &in);
             break;
         default:
             step(vtable, cache, &in);

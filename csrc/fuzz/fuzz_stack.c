@@ -114,6 +114,41 @@ static void evict(pair *p, input *in)
     free(victims);
 }
 
+static void evict_rows(pair *p, input *in)
+{
+    const uint32_t multiple_of = 1 + take(in, 1) % 9;
+    const pb_kvcache_row_set which = (pb_kvcache_row_set)(take(in, 1) % 2);
+    const size_t need = pb_kvcache_stack_evict_rows_count(p->stack, multiple_of);
+    size_t stride = 0;
+    for (uint32_t layer = 0; layer < p->num_layers; ++layer) {
+        const size_t count = pb_kvcache_kept_count(p->caches[layer]);
+        stride = count > stride ? count : stride;
+    }
+    uint32_t *victims = malloc(need * sizeof *victims + 1);
+    uint32_t *rows = malloc(p->num_layers * stride * sizeof *rows + 1);
+    uint32_t *counts = malloc(p->num_layers * sizeof *counts);
+    size_t *offsets = malloc((p->num_layers + 1) * sizeof *offsets);
+    MUST(pb_kvcache_stack_evict_rows(p->stack, multiple_of, which, victims, need, offsets, p->num_layers + 1, rows,
+                                     stride, p->num_layers * stride, counts, p->num_layers)
+         == PB_KVCACHE_OK);
+    for (uint32_t layer = 0; layer < p->num_layers; ++layer) {
+        pb_kvcache *cache = p->caches[layer];
+        const size_t count = pb_kvcache_evict_rows_count(cache, UINT32_MAX, multiple_of);
+        const size_t told = which == PB_KVCACHE_ROWS_VICTIMS ? count : pb_kvcache_kept_count(cache) - count;
+        uint32_t *expected = malloc((count + told) * sizeof *expected + 1);
+        MUST(pb_kvcache_evict_rows(cache, UINT32_MAX, multiple_of, which, expected, count, expected + count, told)
+             == PB_KVCACHE_OK);
+        MUST(offsets[layer + 1] - offsets[layer] == count && counts[layer] == told);
+        MUST(count == 0 || memcmp(victims + offsets[layer], expected, count * sizeof *expected) == 0);
+        MUST(told == 0 || memcmp(rows + layer * stride, expected + count, told * sizeof *expected) == 0);
+        free(expected);
+    }
+    free(offsets);
+    free(counts);
+    free(rows);
+    free(victims);
+}
+
 static void seed(pair *p, input *in)
 {
     const uint32_t layer = take(in, 1) % (p->num_layers + 1);
@@ -144,7 +179,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const uint32_t layers = take(&in, 1);
     const pb_kvcache_stack_params params
         = {layers < 0xFC ? layers % (MOST_LAYERS + 1) : take(&in, 4), number(&in, 17), number(&in, 17), number(&in, 17),
-           number(&in, 17), number(&in, 17)};
+           number(&in, 17), number(&in, 17), number(&in, 17), number(&in, 17)};
     uint32_t plan[MOST_LAYERS];
     for (size_t i = 0; i < MOST_LAYERS; ++i) {
         plan[i] = number(&in, 17);
@@ -160,10 +195,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool made = p.stack != NULL && twin != NULL && params.num_layers <= MOST_LAYERS;
     for (uint32_t layer = 0; made && layer < params.num_layers; ++layer) {
         const pb_kvcache_snapkv_params snapkv
-            = {budgets == NULL ? 1 : budgets[layer], params.recent_window, params.obs_window, params.pool_kernel};
+            = {budgets == NULL ? 1 : budgets[layer], params.recent_window, params.obs_window, params.pool_kernel,
+               params.spare, params.max_rollback};
         const pb_kvcache_pyramidkv_params pyramidkv
             = {params.budget,        layer,           params.num_layers, params.pyramid_ratio, params.recent_window,
-               params.obs_window,    params.pool_kernel};
+               params.obs_window,    params.pool_kernel, params.spare, params.max_rollback};
         p.caches[layer] = budgets == NULL ? pb_kvcache_pyramidkv.create(&pyramidkv, NULL, NULL)
                                           : pb_kvcache_snapkv.create(&snapkv, NULL, NULL);
         made = p.caches[layer] != NULL;
@@ -171,7 +207,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     /* Calls, until the bytes are used up */
     while (made && in.left > 0) {
         pb_kvcache_stack *other;
-        switch (take(&in, 1) % 12) {
+        switch (take(&in, 1) % 13) {
+        case 12: {
+            const uint32_t most = pb_kvcache_stack_rollback_count(p.stack);
+            const uint32_t count = take(&in, 1) % 8;
+            const pb_kvcache_status back = pb_kvcache_stack_rollback(p.stack, count);
+            MUST(back == (count > most ? PB_KVCACHE_ERROR_ROLLBACK : PB_KVCACHE_OK));
+            for (uint32_t layer = 0; back == PB_KVCACHE_OK && layer < params.num_layers; ++layer) {
+                MUST(pb_kvcache_rollback(p.caches[layer], count) == PB_KVCACHE_OK);
+            }
+            break;
+        }
         case 0:
             seed(&p, &in);
             break;
@@ -189,6 +235,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             p.stack = other;
             break;
         case 3:
+            evict_rows(&p, &in);
+            break;
         case 4:
         case 5:
             evict(&p, &in);

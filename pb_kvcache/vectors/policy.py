@@ -28,6 +28,13 @@ def run(case: dict[str, Any]) -> None:
             answers(status, lambda: cache.on_decode_step(call["pos"], _floats(call.get("attn"))))  # noqa: B023
         elif call["call"] == "evict":
             equal(where, cache.evict(call.get("budget")).tolist(), call["victims"])
+        elif call["call"] == "evict_rows":
+            asked = call["budget"], call["multiple_of"], call["which"]
+            count = answers(status, lambda: cache.evict_count(*asked[:2]))  # noqa: B023
+            told = answers(status, lambda: cache.evict_rows(*asked))  # noqa: B023
+            if status is None:
+                equal(where, [array.tolist() for array in told], [call["victims"], call["rows"]])
+                equal(where, count, len(call["victims"]))
         elif call["call"] == "kept":
             equal(where, cache.kept.tolist(), call["positions"])
         elif call["call"] == "score":
@@ -36,10 +43,24 @@ def run(case: dict[str, Any]) -> None:
         elif call["call"] == "seed":
             attn = _floats(call.get("attn"))
             answers(status, lambda: cache.seed(call["positions"], attn))  # noqa: B023
+        elif call["call"] == "rollback":
+            equal(where, cache.rollback_count(), call["most"])
+            answers(status, lambda: cache.rollback(call["count"]))  # noqa: B023
+        elif call["call"] == "save":
+            equal(where, cache.save().hex(), call["state"])
+        elif call["call"] == "load":
+            answers(status, lambda: cache.load(bytes.fromhex(call["state"])))  # noqa: B023
         elif call["call"] == "reset":
             cache.reset()
         else:
             raise AssertionError(f"{where}: is no call")
+
+
+def named(status: str, params: dict[str, int]) -> str:
+    """Return the parameter that a refusal names. What is too large is the first of these that is above 0."""
+    if status != "too_large":
+        return status
+    return next(name for name in ("max_rollback", "spare", "budget") if params.get(name))
 
 
 def run_refusal(case: dict[str, Any]) -> None:
@@ -51,7 +72,7 @@ def run_refusal(case: dict[str, Any]) -> None:
     try:
         CLASSES[name](**params)
     except ValueError as error:
-        if not str(error).startswith("budget" if status == "too_large" else status):
+        if not str(error).startswith(named(status, params)):
             raise AssertionError(f"message {error}") from None
     else:
         raise AssertionError("was not refused")

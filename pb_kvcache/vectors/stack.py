@@ -7,7 +7,7 @@ from typing import Any
 from .._native import ffi, lib
 from .._stack import PyramidStack
 from ._expect import answers, equal
-from .policy import _floats
+from .policy import _floats, named
 
 
 def run(case: dict[str, Any]) -> None:
@@ -26,6 +26,11 @@ def run(case: dict[str, Any]) -> None:
                 raise AssertionError(f"{where}: {error}") from None
         elif call["call"] == "evict":
             equal(where, [victims.tolist() for victims in stack.evict()], call["victims"])
+        elif call["call"] == "evict_rows":
+            equal(where, stack.evict_count(call["multiple_of"]), sum(map(len, call["victims"])))
+            victims, rows = stack.evict_rows(call["multiple_of"], call["which"])
+            equal(where, [array.tolist() for array in victims], call["victims"])
+            equal(where, [array.tolist() for array in rows], call["rows"])
         elif call["call"] == "kept":
             equal(where, [kept.tolist() for kept in stack.kept], call["positions"])
             equal(where, [layer.kept.tolist() for layer in stack.layers], call["positions"])
@@ -35,6 +40,13 @@ def run(case: dict[str, Any]) -> None:
             equal(where, stack.layers[call["layer"]].window_score(call["pos"]), float(call["score"]))
         elif call["call"] == "seed":
             answers(status, lambda: stack.seed(call["layer"], call["positions"], _floats(call["attn"])))  # noqa: B023
+        elif call["call"] == "rollback":
+            equal(where, stack.rollback_count(), call["most"])
+            answers(status, lambda: stack.rollback(call["count"]))  # noqa: B023
+        elif call["call"] == "save":
+            equal(where, stack.save().hex(), call["state"])
+        elif call["call"] == "load":
+            answers(status, lambda: stack.load(bytes.fromhex(call["state"])))  # noqa: B023
         elif call["call"] == "reset":
             stack.reset()
         else:
@@ -52,7 +64,9 @@ def run_refusal(case: dict[str, Any]) -> None:
     try:
         PyramidStack(**case["params"], plan=case["plan"])
     except ValueError as error:
-        if case["plan"] and case["status"] in ("budget", "recent_window", "too_large"):
+        if case["status"] == "too_large" and (case["params"].get("spare") or case["params"].get("max_rollback")):
+            name = named("too_large", case["params"])
+        elif case["plan"] and case["status"] in ("budget", "recent_window", "too_large"):
             name = f"plan: layer {case['layer']} has a budget of {case['plan'][case['layer']]}"
         elif case["status"] == "too_large":
             name = "num_layers" if case["params"]["num_layers"] > 65536 else "budget"

@@ -33,19 +33,35 @@ static void structs(void)
     AT(pb_kvcache_vtable, destroy, 4 * POINTER);
 
     /* Parameters of policies: rows of uint32_t, in the order that their names have in the headers */
-    SIZE(pb_kvcache_snapkv_params, 16);
+    SIZE(pb_kvcache_snapkv_params, 24);
     AT(pb_kvcache_snapkv_params, pool_kernel, 12);
-    SIZE(pb_kvcache_pyramidkv_params, 28);
+    AT(pb_kvcache_snapkv_params, spare, 16);
+    AT(pb_kvcache_snapkv_params, max_rollback, 20);
+    SIZE(pb_kvcache_pyramidkv_params, 36);
     AT(pb_kvcache_pyramidkv_params, pyramid_ratio, 12);
     AT(pb_kvcache_pyramidkv_params, pool_kernel, 24);
-    SIZE(pb_kvcache_sliding_window_params, 4);
-    SIZE(pb_kvcache_streaming_llm_params, 8);
+    AT(pb_kvcache_pyramidkv_params, spare, 28);
+    AT(pb_kvcache_pyramidkv_params, max_rollback, 32);
+    SIZE(pb_kvcache_sliding_window_params, 12);
+    AT(pb_kvcache_sliding_window_params, spare, 4);
+    AT(pb_kvcache_sliding_window_params, max_rollback, 8);
+    SIZE(pb_kvcache_streaming_llm_params, 16);
     AT(pb_kvcache_streaming_llm_params, sinks, 4);
-    SIZE(pb_kvcache_h2o_params, 8);
-    SIZE(pb_kvcache_tova_params, 4);
-    SIZE(pb_kvcache_scissorhands_params, 8);
-    SIZE(pb_kvcache_stack_params, 24);
+    AT(pb_kvcache_streaming_llm_params, spare, 8);
+    AT(pb_kvcache_streaming_llm_params, max_rollback, 12);
+    SIZE(pb_kvcache_h2o_params, 16);
+    AT(pb_kvcache_h2o_params, spare, 8);
+    AT(pb_kvcache_h2o_params, max_rollback, 12);
+    SIZE(pb_kvcache_tova_params, 12);
+    AT(pb_kvcache_tova_params, spare, 4);
+    AT(pb_kvcache_tova_params, max_rollback, 8);
+    SIZE(pb_kvcache_scissorhands_params, 16);
+    AT(pb_kvcache_scissorhands_params, spare, 8);
+    AT(pb_kvcache_scissorhands_params, max_rollback, 12);
+    SIZE(pb_kvcache_stack_params, 32);
     AT(pb_kvcache_stack_params, pool_kernel, 20);
+    AT(pb_kvcache_stack_params, spare, 24);
+    AT(pb_kvcache_stack_params, max_rollback, 28);
 
     /* The plan's: an enumeration takes 4 bytes */
     const size_t ratio = up(16, WIDE);
@@ -73,25 +89,33 @@ static void structs(void)
     AT(pb_kvcache_rows, row_stride, 5 * POINTER);
 }
 
-/* policy.h: max(effective, budget) + 1 positions, and bytes for each of them beside a fixed part. */
+/* policy.h: max(effective, budget) + 1 + spare positions, and bytes for each of them beside a fixed part. */
 static void capacities(void)
 {
     const struct {
         const pb_kvcache_vtable *policy;
-        uint32_t params[7];
+        uint32_t params[9];
         uint32_t capacity;
         size_t position; /* bytes */
         size_t ring;     /* slots */
+        size_t rest;     /* bytes of steps that can be taken back, beside what positions cost */
     } cases[] = {
-        {&pb_kvcache_snapkv, {100, 8, 16, 7}, 101, 16 * 4 + 20, 16},
-        {&pb_kvcache_snapkv, {5, 0, 1, 1}, 6, 1 * 4 + 20, 1},
-        {&pb_kvcache_pyramidkv, {100, 0, 4, 4, 8, 16, 7}, 161, 16 * 4 + 20, 16}, /* keeps 160 */
-        {&pb_kvcache_pyramidkv, {100, 3, 4, 4, 8, 16, 7}, 101, 16 * 4 + 20, 16}, /* keeps 40 */
-        {&pb_kvcache_sliding_window, {100}, 101, 4, 0},
-        {&pb_kvcache_streaming_llm, {100, 4}, 101, 4, 0},
-        {&pb_kvcache_h2o, {100, 8}, 101, 12, 0},
-        {&pb_kvcache_tova, {100}, 101, 12, 0},
-        {&pb_kvcache_scissorhands, {100, 8}, 101, 12, 0},
+        {&pb_kvcache_snapkv, {100, 8, 16, 7}, 101, 16 * 4 + 20, 16, 0},
+        {&pb_kvcache_snapkv, {5, 0, 1, 1}, 6, 1 * 4 + 20, 1, 0},
+        {&pb_kvcache_pyramidkv, {100, 0, 4, 4, 8, 16, 7}, 161, 16 * 4 + 20, 16, 0}, /* keeps 160 */
+        {&pb_kvcache_pyramidkv, {100, 3, 4, 4, 8, 16, 7}, 101, 16 * 4 + 20, 16, 0}, /* keeps 40 */
+        {&pb_kvcache_snapkv, {100, 8, 16, 7, 16}, 117, 16 * 4 + 20, 16, 0}, /* and 16 spare */
+        {&pb_kvcache_pyramidkv, {100, 3, 4, 4, 8, 16, 7, 1}, 102, 16 * 4 + 20, 16, 0},
+        {&pb_kvcache_sliding_window, {100, 9}, 110, 4, 0, 0},
+        {&pb_kvcache_snapkv, {100, 8, 16, 7, 0, 5}, 101, 16 * 4 + 20 + 5 * 4, 16, 5 * 16 + 16 * 4}, /* 5 to undo */
+        {&pb_kvcache_sliding_window, {100, 0, 5}, 101, 4, 0, 5 * 16},
+        {&pb_kvcache_tova, {100, 0, 5}, 101, 12 + 5 * 8, 0, 5 * 16},
+        {&pb_kvcache_h2o, {100, 8, 9}, 110, 12, 0, 0},
+        {&pb_kvcache_sliding_window, {100}, 101, 4, 0, 0},
+        {&pb_kvcache_streaming_llm, {100, 4}, 101, 4, 0, 0},
+        {&pb_kvcache_h2o, {100, 8}, 101, 12, 0, 0},
+        {&pb_kvcache_tova, {100}, 101, 12, 0, 0},
+        {&pb_kvcache_scissorhands, {100, 8}, 101, 12, 0, 0},
     };
     const size_t fixed = up(sizeof(struct pb_kvcache), sizeof(double));
     size_t together = 0;
@@ -99,13 +123,13 @@ static void capacities(void)
         pb_kvcache *cache = cases[i].policy->create(cases[i].params, NULL, NULL);
         CHECK(pb_kvcache_capacity(cache) == cases[i].capacity);
         CHECK(cases[i].policy->memory_bytes(cache)
-              == fixed + 4 * cases[i].ring + cases[i].position * cases[i].capacity);
+              == fixed + 4 * cases[i].ring + cases[i].rest + cases[i].position * cases[i].capacity);
         cases[i].policy->destroy(cache);
     }
     /* stack.h: the caches, each rounded up to 8 bytes, a pointer for each, and a fixed part. */
     enum { CACHES = 6 }; /* 3 layers of 2 KV heads, layer-major */
     static const uint32_t budgets[CACHES] = {40, 50, 30, 20, 10, 9};
-    const pb_kvcache_stack_params params = {CACHES, 0, 0, 8, 16, 7};
+    const pb_kvcache_stack_params params = {CACHES, 0, 0, 8, 16, 7, 0, 0};
     pb_kvcache_stack *stack = pb_kvcache_stack_create(&params, budgets, NULL);
     for (uint32_t cache = 0; cache < CACHES; ++cache) {
         CHECK(pb_kvcache_capacity(pb_kvcache_stack_layer(stack, cache)) == budgets[cache] + 1);

@@ -53,7 +53,7 @@ static void a_stack_does_not_write_offsets_over_positions(void)
         size_t offsets[8];
         uint32_t positions[8];
     } shared;
-    const pb_kvcache_stack_params params = {2, 3, 1, 1, 1, 1};
+    const pb_kvcache_stack_params params = {2, 3, 1, 1, 1, 1, 0, 0};
     pb_kvcache_stack *stack = pb_kvcache_stack_create(&params, NULL, NULL);
     for (uint32_t pos = 1; pos < 4; ++pos) {
         CHECK(pb_kvcache_stack_on_decode_step(stack, pos, NULL, NULL) == PB_KVCACHE_OK);

@@ -8,14 +8,14 @@
 static const struct {
     const char *name;
     const pb_kvcache_vtable *vtable;
-    uint32_t small[2]; /* parameters that evict to 4 */
+    uint32_t small[4]; /* parameters that evict to 4 */
     size_t bytes_per_position;
 } baselines[] = {
-    {"sliding_window", &pb_kvcache_sliding_window, {4, 0}, 4},
-    {"streaming_llm", &pb_kvcache_streaming_llm, {4, 1}, 4},
-    {"h2o", &pb_kvcache_h2o, {4, 1}, 12},
-    {"tova", &pb_kvcache_tova, {4, 0}, 12},
-    {"scissorhands", &pb_kvcache_scissorhands, {4, 1}, 12},
+    {"sliding_window", &pb_kvcache_sliding_window, {4, 0, 0, 0}, 4},
+    {"streaming_llm", &pb_kvcache_streaming_llm, {4, 1, 0, 0}, 4},
+    {"h2o", &pb_kvcache_h2o, {4, 1, 0, 0}, 12},
+    {"tova", &pb_kvcache_tova, {4, 0, 0, 0}, 12},
+    {"scissorhands", &pb_kvcache_scissorhands, {4, 1, 0, 0}, 12},
 };
 
 enum { COUNT = sizeof baselines / sizeof baselines[0] };
@@ -88,7 +88,7 @@ static void test_allocation(void)
         const pb_allocator short_of_memory = {arena_alloc, arena_free, &failing};
         CHECK(vtable->create(NULL, &short_of_memory, NULL) == NULL && failing.outstanding == 0);
         /* Refused parameters are refused before memory is asked for. */
-        const uint32_t refused[2][2] = {{0, 0}, {UINT32_MAX, 0}};
+        const uint32_t refused[2][4] = {{0, 0, 0, 0}, {UINT32_MAX, 0, 0, 0}};
         a.calls = 0;
         CHECK(vtable->create(refused[0], &allocator, NULL) == NULL);
         CHECK(vtable->create(refused[1], &allocator, NULL) == NULL);
@@ -103,7 +103,7 @@ static void test_copy(void)
         const pb_kvcache_vtable *vtable = baselines[i].vtable;
         pb_kvcache *a = vtable->create(baselines[i].small, NULL, NULL);
         pb_kvcache *b = vtable->create(baselines[i].small, NULL, NULL);
-        const uint32_t larger[2] = {5, baselines[i].small[1]};
+        const uint32_t larger[4] = {5, baselines[i].small[1], 0, 0};
         pb_kvcache *other = vtable->create(larger, NULL, NULL);
         CHECK(pb_kvcache_copy(other, a) == PB_KVCACHE_ERROR_MISMATCH);
         for (size_t j = 0; j < COUNT; ++j) {
@@ -141,8 +141,8 @@ static void test_copy(void)
 static void test_sizes(void)
 {
     const pb_kvcache_status want = sizeof(size_t) == 4 ? PB_KVCACHE_ERROR_TOO_LARGE : PB_KVCACHE_OK;
-    const pb_kvcache_sliding_window_params sliding_window = {UINT32_MAX - 1};
-    const pb_kvcache_h2o_params h2o = {1u << 29, 0};
+    const pb_kvcache_sliding_window_params sliding_window = {UINT32_MAX - 1, 0, 0};
+    const pb_kvcache_h2o_params h2o = {1u << 29, 0, 0, 0};
     CHECK(pb_kvcache_sliding_window_check(&sliding_window) == want);
     CHECK(pb_kvcache_h2o_check(&h2o) == want);
 }

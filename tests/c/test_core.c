@@ -24,7 +24,8 @@ static void test_status(void)
     CHECK(PB_KVCACHE_ERROR_TOO_LARGE == -9 && PB_KVCACHE_ERROR_NO_MEMORY == -10 && PB_KVCACHE_ERROR_POSITION == -11);
     CHECK(PB_KVCACHE_ERROR_ATTN_LEN == -12 && PB_KVCACHE_ERROR_ATTN_VALUE == -13 && PB_KVCACHE_ERROR_FULL == -14);
     CHECK(PB_KVCACHE_ERROR_NOT_KEPT == -15 && PB_KVCACHE_ERROR_CAPACITY == -16 && PB_KVCACHE_ERROR_MISMATCH == -17);
-    CHECK(PB_KVCACHE_ERROR_UNSUPPORTED == -18);
+    CHECK(PB_KVCACHE_ERROR_UNSUPPORTED == -18 && PB_KVCACHE_ERROR_STATE == -19);
+    CHECK(PB_KVCACHE_ERROR_STATE_VERSION == -20 && PB_KVCACHE_ERROR_ROLLBACK == -21);
 }
 
 static void test_version(void)
@@ -103,7 +104,7 @@ static void test_null(void)
 
 static void test_evict_buffer(void)
 {
-    const pb_kvcache_snapkv_params params = {8, 1, 2, 1};
+    const pb_kvcache_snapkv_params params = {8, 1, 2, 1, 0, 0};
     pb_kvcache *cache = pb_kvcache_snapkv.create(&params, NULL, NULL);
     uint32_t victims[8];
     for (uint32_t pos = 1; pos <= 8; ++pos) {
@@ -121,6 +122,43 @@ static void test_evict_buffer(void)
     CHECK(pb_kvcache_snapkv.evict(cache, 4, victims, 8) == 5);
     CHECK(victims[0] == 0 && victims[4] == 4 && victims[5] == 77);
     CHECK(pb_kvcache_evict_count(cache, 4) == 0 && pb_kvcache_snapkv.evict(cache, 4, victims, 8) == 0);
+    pb_kvcache_snapkv.destroy(cache);
+}
+
+/* An eviction that tells rows: what it refuses changes neither the cache nor an output. */
+static void test_evict_rows(void)
+{
+    const pb_kvcache_snapkv_params params = {4, 1, 2, 1, 4, 0};
+    const pb_kvcache_row_set kept = PB_KVCACHE_ROWS_KEPT;
+    pb_kvcache *cache = pb_kvcache_snapkv.create(&params, NULL, NULL);
+    uint32_t victims[16];
+    uint32_t rows[16];
+    for (size_t i = 0; i < 16; ++i) {
+        victims[i] = 77;
+        rows[i] = 78;
+    }
+    for (uint32_t pos = 1; pos <= 8; ++pos) {
+        CHECK(pb_kvcache_snapkv.on_decode_step(cache, pos, NULL, 0) == PB_KVCACHE_OK);
+    }
+    CHECK(pb_kvcache_snapkv.on_decode_step(cache, 9, NULL, 0) == PB_KVCACHE_ERROR_FULL);
+    CHECK(pb_kvcache_evict_rows_count(NULL, 4, 1) == 0 && pb_kvcache_evict_rows_count(cache, 4, 0) == 0);
+    CHECK(pb_kvcache_evict_rows_count(cache, 4, 1) == 5 && pb_kvcache_evict_rows_count(cache, UINT32_MAX, 3) == 6);
+    CHECK(pb_kvcache_evict_rows_count(cache, 0, UINT32_MAX) == 0);
+    CHECK(pb_kvcache_evict_rows(NULL, 4, 1, kept, victims, 16, rows, 16) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_evict_rows(cache, 4, 1, kept, NULL, 16, rows, 16) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_evict_rows(cache, 4, 0, kept, victims, 16, rows, 16) == PB_KVCACHE_ERROR_PLAN_MULTIPLE);
+    CHECK(pb_kvcache_evict_rows(cache, 4, 1, (pb_kvcache_row_set)2, victims, 16, rows, 16) == PB_KVCACHE_ERROR_OPTION);
+    CHECK(pb_kvcache_evict_rows(cache, 4, 1, kept, victims, 4, rows, 16) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(pb_kvcache_evict_rows(cache, 4, 1, kept, victims, 5, rows, 3) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(pb_kvcache_evict_rows(cache, 4, 1, kept, victims, 5, victims + 4, 4) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(pb_kvcache_kept_count(cache) == 9 && victims[0] == 77 && rows[0] == 78 && victims[4] == 77);
+    /* Victims beside their rows in one array. Then rows that nobody asks for, and nothing to drop. */
+    CHECK(pb_kvcache_evict_rows(cache, 4, 4, kept, victims, 5, victims + 5, 4) == PB_KVCACHE_OK);
+    CHECK(victims[0] == 0 && victims[4] == 4 && victims[5] == 5 && victims[8] == 8 && victims[9] == 77);
+    CHECK(pb_kvcache_evict_rows(cache, 3, 1, kept, victims, 1, NULL, 0) == PB_KVCACHE_OK && victims[0] == 5);
+    CHECK(pb_kvcache_evict_rows(cache, 3, 1, kept, NULL, 0, rows, 3) == PB_KVCACHE_OK && rows[2] == 2 && rows[3] == 78);
+    CHECK(pb_kvcache_evict_rows(cache, 3, 1, PB_KVCACHE_ROWS_VICTIMS, NULL, 0, NULL, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_kept_count(cache) == 3);
     pb_kvcache_snapkv.destroy(cache);
 }
 
@@ -157,10 +195,11 @@ static void test_allocation(const pb_kvcache_vtable *vtable)
 
 static void test_copy(void)
 {
-    const pb_kvcache_snapkv_params params = {6, 1, 3, 3};
-    const pb_kvcache_snapkv_params others[] = {{7, 1, 3, 3}, {6, 2, 3, 3}, {6, 1, 2, 3}, {6, 1, 3, 5}};
-    const pb_kvcache_pyramidkv_params deep = {6, 2, 3, 4, 1, 3, 3};
-    const pb_kvcache_pyramidkv_params single = {6, 0, 1, 4, 1, 3, 3};
+    const pb_kvcache_snapkv_params params = {6, 1, 3, 3, 0, 0};
+    const pb_kvcache_snapkv_params others[]
+        = {{7, 1, 3, 3, 0, 0}, {6, 2, 3, 3, 0, 0}, {6, 1, 2, 3, 0, 0}, {6, 1, 3, 5, 0, 0}, {6, 1, 3, 3, 1, 0}};
+    const pb_kvcache_pyramidkv_params deep = {6, 2, 3, 4, 1, 3, 3, 0, 0};
+    const pb_kvcache_pyramidkv_params single = {6, 0, 1, 4, 1, 3, 3, 0, 0};
     pb_kvcache *a = pb_kvcache_snapkv.create(&params, NULL, NULL);
     pb_kvcache *b = pb_kvcache_snapkv.create(&params, NULL, NULL);
     uint32_t victims[2][8];
@@ -194,8 +233,8 @@ static void test_copy(void)
     CHECK(pb_kvcache_copy(other, a) == PB_KVCACHE_OK && pb_kvcache_kept_count(other) == pb_kvcache_kept_count(a));
     pb_kvcache_pyramidkv.destroy(other);
     /* Layers that evict to the same budget, 2, and have room for 7 and for 8. */
-    const pb_kvcache_pyramidkv_params narrow = {6, 1, 2, 4, 1, 3, 3};
-    const pb_kvcache_pyramidkv_params roomy = {7, 1, 2, 4, 1, 3, 3};
+    const pb_kvcache_pyramidkv_params narrow = {6, 1, 2, 4, 1, 3, 3, 0, 0};
+    const pb_kvcache_pyramidkv_params roomy = {7, 1, 2, 4, 1, 3, 3, 0, 0};
     other = pb_kvcache_pyramidkv.create(&narrow, NULL, NULL);
     pb_kvcache *wider = pb_kvcache_pyramidkv.create(&roomy, NULL, NULL);
     CHECK(pb_kvcache_effective_budget(other) == 2 && pb_kvcache_effective_budget(wider) == 2);
@@ -217,7 +256,7 @@ static void test_sizes(void)
     CHECK(pb_kvcache_priv_add(SIZE_MAX - 1, 1, &out) && out == SIZE_MAX);
     CHECK(!pb_kvcache_priv_add(SIZE_MAX, 1, &out) && out == SIZE_MAX);
     /* Where 32 bits of address space do not hold a cache, creation says so. Where 64 do, only memory can say no. */
-    const pb_kvcache_snapkv_params large = {1u << 30, 32, 64, 7};
+    const pb_kvcache_snapkv_params large = {1u << 30, 32, 64, 7, 0, 0};
     const pb_kvcache_status want = sizeof(size_t) == 4 ? PB_KVCACHE_ERROR_TOO_LARGE : PB_KVCACHE_OK;
     CHECK(pb_kvcache_snapkv_check(&large) == want);
     arena a = {0};
@@ -254,7 +293,7 @@ static void test_kernels(void)
             lengths[row] = state % 4 == 0 ? (uint32_t)n : (state >> 8) % (uint32_t)(n + 1);
         }
         sums[n] = -1.0;
-        pb_kvcache_priv_column_sums(rows, MOST, lengths, ROWS, n, sums);
+        pb_kvcache_priv_column_sums(rows, MOST, NULL, lengths, ROWS, n, sums);
         CHECK(sums[n] == -1.0);
         for (size_t i = 0; i < n; ++i) {
             double sum = 0.0;
@@ -328,6 +367,7 @@ int main(void)
     test_budgets();
     test_null();
     test_evict_buffer();
+    test_evict_rows();
     test_allocation(&pb_kvcache_snapkv);
     test_allocation(&pb_kvcache_pyramidkv);
     test_copy();

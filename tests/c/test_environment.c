@@ -284,13 +284,13 @@ static bool decode(const pb_kvcache_vtable *policy, pb_kvcache *cache, uint32_t 
 
 static void policies(unsigned environment, unsigned kind)
 {
-    static const pb_kvcache_snapkv_params snapkv = {40, 4, 5, 3};
-    static const pb_kvcache_pyramidkv_params pyramidkv = {40, 1, 4, 3, 4, 5, 3};
-    static const pb_kvcache_sliding_window_params sliding_window = {40};
-    static const pb_kvcache_streaming_llm_params streaming_llm = {40, 3};
-    static const pb_kvcache_h2o_params h2o = {40, 4};
-    static const pb_kvcache_tova_params tova = {40};
-    static const pb_kvcache_scissorhands_params scissorhands = {40, 4};
+    static const pb_kvcache_snapkv_params snapkv = {40, 4, 5, 3, 0, 0};
+    static const pb_kvcache_pyramidkv_params pyramidkv = {40, 1, 4, 3, 4, 5, 3, 0, 0};
+    static const pb_kvcache_sliding_window_params sliding_window = {40, 0, 0};
+    static const pb_kvcache_streaming_llm_params streaming_llm = {40, 3, 0, 0};
+    static const pb_kvcache_h2o_params h2o = {40, 4, 0, 0};
+    static const pb_kvcache_tova_params tova = {40, 0, 0};
+    static const pb_kvcache_scissorhands_params scissorhands = {40, 4, 0, 0};
     const struct {
         const pb_kvcache_vtable *policy;
         const void *params;
@@ -320,7 +320,7 @@ static void stack(unsigned environment, unsigned kind)
 {
     enum { LAYERS = 3, MOST = 64 };
     static const uint32_t budgets[LAYERS] = {30, 12, 20};
-    const pb_kvcache_stack_params params = {LAYERS, 0, 0, 4, 5, 3};
+    const pb_kvcache_stack_params params = {LAYERS, 0, 0, 4, 5, 3, 0, 0};
     pb_kvcache_stack *caches = pb_kvcache_stack_create(&params, budgets, NULL);
     float rows[LAYERS][MOST];
     const float *attn[LAYERS] = {rows[0], rows[1], rows[2]};

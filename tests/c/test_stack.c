@@ -7,7 +7,7 @@
 
 enum { LAYERS = 3 };
 
-static const pb_kvcache_stack_params small = {LAYERS, 4, 3, 1, 2, 3}; /* layers of 6, 4 and 2 */
+static const pb_kvcache_stack_params small = {LAYERS, 4, 3, 1, 2, 3, 0, 0}; /* layers of 6, 4 and 2 */
 
 static void test_null(void)
 {
@@ -85,6 +85,58 @@ static void test_null(void)
     pb_kvcache_stack_destroy(stack);
 }
 
+/* An eviction that tells rows: what it refuses changes neither the stack nor an output. */
+static void test_evict_rows(void)
+{
+    pb_kvcache_stack_params params = small;
+    params.spare = 2;
+    pb_kvcache_stack *stack = pb_kvcache_stack_create(&params, NULL, NULL);
+    const pb_kvcache_row_set kept = PB_KVCACHE_ROWS_KEPT;
+    uint32_t victims[8] = {77};
+    uint32_t rows[24] = {78};
+    uint32_t counts[LAYERS] = {79};
+    size_t offsets[LAYERS + 1] = {80};
+    for (uint32_t pos = 1; pos < 6; ++pos) {
+        CHECK(pb_kvcache_stack_on_decode_step(stack, pos, NULL, NULL) == PB_KVCACHE_OK);
+    }
+    /* 6, 4 and 2 of six: 0, 2 and 4 go. 6, 4 and 2 rows stay. */
+    CHECK(pb_kvcache_stack_evict_rows_count(NULL, 1) == 0 && pb_kvcache_stack_evict_rows_count(stack, 0) == 0);
+    CHECK(pb_kvcache_stack_evict_rows_count(stack, 1) == 6 && pb_kvcache_stack_evict_rows_count(stack, 5) == 1 + 1 + 1);
+#define EVICT pb_kvcache_stack_evict_rows
+    CHECK(EVICT(NULL, 1, kept, victims, 8, offsets, 4, rows, 8, 24, counts, 3) == PB_KVCACHE_ERROR_NULL);
+    CHECK(EVICT(stack, 1, kept, NULL, 8, offsets, 4, rows, 8, 24, counts, 3) == PB_KVCACHE_ERROR_NULL);
+    CHECK(EVICT(stack, 1, kept, victims, 8, NULL, 4, rows, 8, 24, counts, 3) == PB_KVCACHE_ERROR_NULL);
+    CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, 8, 24, NULL, 3) == PB_KVCACHE_ERROR_NULL);
+    CHECK(EVICT(stack, 0, kept, victims, 8, offsets, 4, rows, 8, 24, counts, 3) == PB_KVCACHE_ERROR_PLAN_MULTIPLE);
+    CHECK(EVICT(stack, 1, (pb_kvcache_row_set)-1, victims, 8, offsets, 4, rows, 8, 24, counts, 3)
+          == PB_KVCACHE_ERROR_OPTION);
+    CHECK(EVICT(stack, 1, kept, victims, 5, offsets, 4, rows, 8, 24, counts, 3) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 3, rows, 8, 24, counts, 3) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, 8, 24, counts, 2) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, 5, 24, counts, 3) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, 8, 17, counts, 3) == PB_KVCACHE_ERROR_CAPACITY);
+    for (size_t divisor = 1; divisor <= 4; divisor *= 2) { /* the product, the sum or the bytes do not fit */
+        CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, SIZE_MAX / divisor, SIZE_MAX, counts, 3)
+              == PB_KVCACHE_ERROR_CAPACITY);
+    }
+    CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, victims, 6, 24, counts, 3) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, 8, 24, rows + 17, 3) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(EVICT(stack, 1, kept, victims, 8, offsets, 4, rows, 8, 24, victims + 5, 3) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(victims[0] == 77 && rows[0] == 78 && counts[0] == 79 && offsets[0] == 80);
+    CHECK(pb_kvcache_stack_resident(stack) == 18);
+    /* As much room as there has to be, and not one row more */
+    rows[14] = 81;
+    CHECK(EVICT(stack, 1, kept, victims, 6, offsets, 4, rows, 6, 14, counts, 3) == PB_KVCACHE_OK);
+    CHECK(counts[0] == 6 && counts[1] == 4 && counts[2] == 2 && offsets[1] == 0 && offsets[2] == 2 && offsets[3] == 6);
+    CHECK(rows[0] == 0 && rows[5] == 5 && rows[6] == 2 && rows[9] == 5 && rows[12] == 4 && rows[13] == 5);
+    CHECK(rows[14] == 81 && victims[0] == 0 && victims[1] == 1 && victims[5] == 3);
+    CHECK(pb_kvcache_stack_resident(stack) == 12);
+    /* Nothing to drop, and rows that nobody asks for */
+    CHECK(EVICT(stack, 1, kept, NULL, 0, offsets, 4, NULL, 0, 0, NULL, 0) == PB_KVCACHE_OK && offsets[3] == 0);
+#undef EVICT
+    pb_kvcache_stack_destroy(stack);
+}
+
 static void test_allocation(void)
 {
     arena a = {0};
@@ -131,23 +183,23 @@ static void test_sizes(void)
 {
     uint32_t layer = 9;
     /* About 2^30 * 84 bytes a layer. With 65536 layers 2^52, and with rings of 2^20 slots 2^68. */
-    const pb_kvcache_stack_params large = {65536, 1u << 30, 1, 0, 16, 1};
-    const pb_kvcache_stack_params too_large = {65536, 1u << 30, 1, 0, 1u << 20, 1};
-    const pb_kvcache_stack_params most = {PB_KVCACHE_STACK_MAX_LAYERS, 2, 1, 0, 1, 1};
-    const pb_kvcache_stack_params beyond = {PB_KVCACHE_STACK_MAX_LAYERS + 1, 2, 1, 0, 1, 1};
+    const pb_kvcache_stack_params large = {65536, 1u << 30, 1, 0, 16, 1, 0, 0};
+    const pb_kvcache_stack_params too_large = {65536, 1u << 30, 1, 0, 1u << 20, 1, 0, 0};
+    const pb_kvcache_stack_params most = {PB_KVCACHE_STACK_MAX_LAYERS, 2, 1, 0, 1, 1, 0, 0};
+    const pb_kvcache_stack_params beyond = {PB_KVCACHE_STACK_MAX_LAYERS + 1, 2, 1, 0, 1, 1, 0, 0};
     const pb_kvcache_status want = sizeof(size_t) == 4 ? PB_KVCACHE_ERROR_TOO_LARGE : PB_KVCACHE_OK;
     CHECK(pb_kvcache_stack_check(&large, NULL, NULL) == want);
     CHECK(pb_kvcache_stack_check(&too_large, NULL, &layer) == PB_KVCACHE_ERROR_TOO_LARGE && layer == 0);
     CHECK(pb_kvcache_stack_check(&most, NULL, &layer) == PB_KVCACHE_OK && layer == 65536);
     CHECK(pb_kvcache_stack_check(&beyond, NULL, &layer) == PB_KVCACHE_ERROR_TOO_LARGE && layer == 0);
     /* A layer of a gigabyte fits 32 bits alone. Four do not. */
-    const pb_kvcache_stack_params four = {4, 1u << 25, 1, 0, 3, 1};
-    const pb_kvcache_stack_params one = {1, 1u << 25, 1, 0, 3, 1};
+    const pb_kvcache_stack_params four = {4, 1u << 25, 1, 0, 3, 1, 0, 0};
+    const pb_kvcache_stack_params one = {1, 1u << 25, 1, 0, 3, 1, 0, 0};
     CHECK(pb_kvcache_stack_check(&one, NULL, NULL) == PB_KVCACHE_OK);
     CHECK(pb_kvcache_stack_check(&four, NULL, NULL) == want);
 
     /* Layers of 2^61 bytes fit 64 bits alone. Three do together, four do not. Where one does not, it is the first. */
-    pb_kvcache_stack_params huge = {3, 1u << 30, 1, 0, 1u << 29, 1};
+    pb_kvcache_stack_params huge = {3, 1u << 30, 1, 0, 1u << 29, 1, 0, 0};
     CHECK(pb_kvcache_stack_check(&huge, NULL, NULL) == want);
     huge.num_layers = 4;
     CHECK(pb_kvcache_stack_check(&huge, NULL, &layer) == PB_KVCACHE_ERROR_TOO_LARGE && layer == 0);
@@ -175,8 +227,8 @@ static void test_against_independent_caches(const uint32_t *plan)
     pb_kvcache_stack *twin = pb_kvcache_stack_create(&small, plan, NULL);
     const pb_kvcache_vtable *vtable = plan == NULL ? &pb_kvcache_pyramidkv : &pb_kvcache_snapkv;
     for (uint32_t layer = 0; layer < LAYERS; ++layer) {
-        const pb_kvcache_pyramidkv_params pyramidkv = {4, layer, LAYERS, 3, 1, 2, 3};
-        const pb_kvcache_snapkv_params snapkv = {plan == NULL ? 1 : plan[layer], 1, 2, 3};
+        const pb_kvcache_pyramidkv_params pyramidkv = {4, layer, LAYERS, 3, 1, 2, 3, 0, 0};
+        const pb_kvcache_snapkv_params snapkv = {plan == NULL ? 1 : plan[layer], 1, 2, 3, 0, 0};
         caches[layer] = plan == NULL ? vtable->create(&pyramidkv, NULL, NULL) : vtable->create(&snapkv, NULL, NULL);
     }
     for (uint32_t pos = 1; pos < 500; ++pos) {
@@ -234,7 +286,7 @@ static void test_against_independent_caches(const uint32_t *plan)
 static void test_copy_mismatch(void)
 {
     const uint32_t plans[3][LAYERS] = {{6, 4, 2}, {6, 4, 3}, {7, 4, 2}};
-    const pb_kvcache_stack_params one = {1, 4, 3, 1, 2, 3};
+    const pb_kvcache_stack_params one = {1, 4, 3, 1, 2, 3, 0, 0};
     pb_kvcache_stack *a = pb_kvcache_stack_create(&small, plans[0], NULL);
     pb_kvcache_stack *last = pb_kvcache_stack_create(&small, plans[1], NULL);
     pb_kvcache_stack *first = pb_kvcache_stack_create(&small, plans[2], NULL);
@@ -256,6 +308,7 @@ int main(void)
 {
     const uint32_t plan[LAYERS] = {2, 7, 4};
     test_null();
+    test_evict_rows();
     test_allocation();
     test_sizes();
     test_against_independent_caches(NULL);

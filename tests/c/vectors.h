@@ -26,6 +26,11 @@ bool vectors_fail(const char *format, ...);
 /* Memory for `count` elements of `size` > 0 bytes, never NULL: where there is none the program ends with a message. */
 void *vectors_alloc(size_t count, size_t size);
 
+/* Save an object and compare with a call's bytes. Load a call's bytes and compare the status. In vectors_policy.c. */
+bool vectors_save(const json *call, size_t bytes,
+                  pb_kvcache_status save(const void *object, void *data, size_t capacity), const void *object);
+bool vectors_load(const json *call, pb_kvcache_status load(void *object, const void *data, size_t size), void *object);
+
 /* The rows of a JSON array one after the other, each `width` floats; NULL, and why, where a row has another length. */
 float *vectors_rows(const json *rows, size_t width);
 

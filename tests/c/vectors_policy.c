@@ -6,7 +6,7 @@
 #include "vectors.h"
 
 /* Every parameter struct is a row of uint32_t. */
-#define MOST_PARAMS 7
+#define MOST_PARAMS 9
 
 typedef struct policy {
     const char *name;
@@ -16,14 +16,18 @@ typedef struct policy {
 } policy;
 
 /* Every policy, and its parameters in the order of its struct. */
+#define OF_RING "recent_window", "obs_window", "pool_kernel"
 #define POLICIES(POLICY)                                                                                               \
-    POLICY(snapkv, "budget", "recent_window", "obs_window", "pool_kernel")                                             \
-    POLICY(pyramidkv, "budget", "layer", "num_layers", "pyramid_ratio", "recent_window", "obs_window", "pool_kernel")  \
+    POLICY(snapkv, "budget", OF_RING)                                                                                  \
+    POLICY(pyramidkv, "budget", "layer", "num_layers", "pyramid_ratio", OF_RING)                                       \
     POLICY(sliding_window, "budget")                                                                                   \
     POLICY(streaming_llm, "budget", "sinks")                                                                           \
     POLICY(h2o, "budget", "recent_window")                                                                             \
     POLICY(tova, "budget")                                                                                             \
     POLICY(scissorhands, "budget", "recent_window")
+
+/* The last parameters of every struct. A file names them where they are not 0. */
+#define OF_ALL "spare", "max_rollback"
 
 /* A check function that takes the row, and an entry of the table. */
 #define CHECK_OF(name, ...)                                                                                            \
@@ -33,7 +37,7 @@ typedef struct policy {
         memcpy(&params, values, sizeof params);                                                                        \
         return pb_kvcache_##name##_check(&params);                                                                     \
     }
-#define ENTRY_OF(name, ...) {#name, &pb_kvcache_##name, {__VA_ARGS__}, check_##name},
+#define ENTRY_OF(name, ...) {#name, &pb_kvcache_##name, {__VA_ARGS__, OF_ALL}, check_##name},
 
 POLICIES(CHECK_OF)
 
@@ -45,7 +49,8 @@ static const policy *find(const json *test, uint32_t *params)
     for (size_t i = 0; i < sizeof policies / sizeof policies[0]; ++i) {
         if (strcmp(name, policies[i].name) == 0) {
             for (size_t p = 0; policies[i].params[p] != NULL; ++p) {
-                params[p] = json_u32(json_need(json_need(test, "params"), policies[i].params[p]));
+                const json *value = json_get(json_need(test, "params"), policies[i].params[p]);
+                params[p] = json_is_null(value) ? 0 : json_u32(value);
             }
             return &policies[i];
         }
@@ -86,6 +91,45 @@ static bool evict(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const json
     free(victims);
     free(want);
     return good;
+}
+
+static bool evict_rows(pb_kvcache *cache, const json *call)
+{
+    const json *asked = json_get(call, "budget");
+    const uint32_t budget = json_is_null(asked) ? UINT32_MAX : json_u32(asked);
+    const uint32_t multiple_of = json_u32(json_need(call, "multiple_of"));
+    const bool kept = strcmp(json_string(json_need(call, "which")), "kept") == 0;
+    const pb_kvcache_row_set which = kept ? PB_KVCACHE_ROWS_KEPT : PB_KVCACHE_ROWS_VICTIMS;
+    const pb_kvcache_status want = vectors_status(json_get(call, "status"));
+    const size_t before = pb_kvcache_kept_count(cache);
+    const size_t count = pb_kvcache_evict_rows_count(cache, budget, multiple_of);
+    const size_t told = kept ? before - count : count;
+    uint32_t *victims = vectors_alloc(count + 1, sizeof *victims);
+    uint32_t *rows = vectors_alloc(told + 1, sizeof *rows);
+    victims[count] = 77;
+    rows[told] = 78;
+    /* Too small: nothing happens. */
+    bool good = want != PB_KVCACHE_OK || told == 0
+                || pb_kvcache_evict_rows(cache, budget, multiple_of, which, victims, count, rows, told - 1)
+                       == PB_KVCACHE_ERROR_CAPACITY;
+    good = good && (want != PB_KVCACHE_OK || count == 0
+                    || pb_kvcache_evict_rows(cache, budget, multiple_of, which, victims, count - 1, rows, told)
+                           == PB_KVCACHE_ERROR_CAPACITY);
+    good = good && pb_kvcache_kept_count(cache) == before;
+    good = good && pb_kvcache_evict_rows(cache, budget, multiple_of, which, victims, count, rows, told) == want;
+    good = good && victims[count] == 77 && rows[told] == 78;
+    if (good && want == PB_KVCACHE_OK) {
+        size_t want_count;
+        uint32_t *positions = json_u32s(json_need(call, "victims"), &want_count);
+        good = same(victims, count, positions, want_count) && pb_kvcache_kept_count(cache) == before - count;
+        free(positions);
+        positions = json_u32s(json_need(call, "rows"), &want_count);
+        good = good && same(rows, told, positions, want_count);
+        free(positions);
+    }
+    free(rows);
+    free(victims);
+    return good || vectors_fail("%zu victims of %zu", count, before);
 }
 
 static bool kept(const pb_kvcache *cache, const json *call)
@@ -131,6 +175,64 @@ static bool seed(pb_kvcache *cache, const json *call)
     return status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
 }
 
+/* The bytes of a string of hexadecimal digits. */
+static unsigned char *bytes_of(const json *call, size_t *count)
+{
+    const char *digits = json_string(json_need(call, "state"));
+    *count = strlen(digits) / 2;
+    unsigned char *bytes = vectors_alloc(*count + 1, 1);
+    for (size_t i = 0; i < *count; ++i) {
+        const char pair[3] = {digits[2 * i], digits[2 * i + 1], '\0'};
+        bytes[i] = (unsigned char)strtoul(pair, NULL, 16);
+    }
+    return bytes;
+}
+
+bool vectors_save(const json *call, size_t bytes,
+                  pb_kvcache_status save(const void *object, void *data, size_t capacity), const void *object)
+{
+    size_t count;
+    unsigned char *want = bytes_of(call, &count);
+    unsigned char *got = vectors_alloc(bytes + 1, 1);
+    memset(got, 77, bytes + 1);
+    bool good = bytes == count && save(object, got, bytes - 1) == PB_KVCACHE_ERROR_CAPACITY && got[0] == 77;
+    good = good && save(object, got, bytes) == PB_KVCACHE_OK && got[bytes] == 77 && memcmp(got, want, count) == 0;
+    free(got);
+    free(want);
+    return good || vectors_fail("%zu bytes, expected %zu", bytes, count);
+}
+
+bool vectors_load(const json *call, pb_kvcache_status load(void *object, const void *data, size_t size), void *object)
+{
+    size_t count;
+    unsigned char *bytes = bytes_of(call, &count);
+    const pb_kvcache_status want = vectors_status(json_get(call, "status"));
+    const pb_kvcache_status status = load(object, bytes, count);
+    free(bytes);
+    return status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
+}
+
+static pb_kvcache_status save_cache(const void *cache, void *data, size_t capacity)
+{
+    return pb_kvcache_save(cache, data, capacity);
+}
+
+static pb_kvcache_status load_cache(void *cache, const void *data, size_t size)
+{
+    return pb_kvcache_load(cache, data, size);
+}
+
+static bool rollback(pb_kvcache *cache, const json *call)
+{
+    const uint32_t count = json_u32(json_need(call, "count"));
+    const uint32_t most = json_u32(json_need(call, "most"));
+    const pb_kvcache_status want = vectors_status(json_get(call, "status"));
+    const uint32_t foretold = pb_kvcache_rollback_count(cache);
+    const pb_kvcache_status status = pb_kvcache_rollback(cache, count);
+    return (foretold == most && status == want)
+           || vectors_fail("status %d, at most %" PRIu32, (int)status, foretold);
+}
+
 static bool run_call(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const json *call)
 {
     const char *name = json_string(json_need(call, "call"));
@@ -140,6 +242,9 @@ static bool run_call(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const j
     if (strcmp(name, "evict") == 0) {
         return evict(vtable, cache, call);
     }
+    if (strcmp(name, "evict_rows") == 0) {
+        return evict_rows(cache, call);
+    }
     if (strcmp(name, "kept") == 0) {
         return kept(cache, call);
     }
@@ -148,6 +253,15 @@ static bool run_call(const pb_kvcache_vtable *vtable, pb_kvcache *cache, const j
     }
     if (strcmp(name, "seed") == 0) {
         return seed(cache, call);
+    }
+    if (strcmp(name, "rollback") == 0) {
+        return rollback(cache, call);
+    }
+    if (strcmp(name, "save") == 0) {
+        return vectors_save(call, pb_kvcache_state_bytes(cache), save_cache, cache);
+    }
+    if (strcmp(name, "load") == 0) {
+        return vectors_load(call, load_cache, cache);
     }
     if (strcmp(name, "reset") == 0) {
         return pb_kvcache_reset(cache) == PB_KVCACHE_OK;

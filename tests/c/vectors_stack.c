@@ -12,6 +12,8 @@ static pb_kvcache_stack_params params_of(const json *test)
         json_u32(json_need(params, "num_layers")),    json_u32(json_need(params, "budget")),
         json_u32(json_need(params, "pyramid_ratio")), json_u32(json_need(params, "recent_window")),
         json_u32(json_need(params, "obs_window")),    json_u32(json_need(params, "pool_kernel")),
+        json_is_null(json_get(params, "spare")) ? 0 : json_u32(json_get(params, "spare")),
+        json_is_null(json_get(params, "max_rollback")) ? 0 : json_u32(json_get(params, "max_rollback")),
     };
 }
 
@@ -98,6 +100,50 @@ static bool evict(pb_kvcache_stack *stack, const json *call)
     return good;
 }
 
+static bool evict_rows(pb_kvcache_stack *stack, const json *call)
+{
+    const uint32_t num_layers = pb_kvcache_stack_num_layers(stack);
+    const uint32_t multiple_of = json_u32(json_need(call, "multiple_of"));
+    const bool kept = strcmp(json_string(json_need(call, "which")), "kept") == 0;
+    const pb_kvcache_row_set which = kept ? PB_KVCACHE_ROWS_KEPT : PB_KVCACHE_ROWS_VICTIMS;
+    const size_t count = pb_kvcache_stack_evict_rows_count(stack, multiple_of);
+    const size_t resident = pb_kvcache_stack_resident(stack);
+    size_t stride = 1; /* more than any layer has */
+    for (uint32_t layer = 0; layer < num_layers; ++layer) {
+        const size_t held = pb_kvcache_kept_count(pb_kvcache_stack_layer(stack, layer));
+        stride = held >= stride ? held + 1 : stride;
+    }
+    uint32_t *victims = vectors_alloc(count + 1, sizeof *victims);
+    size_t *offsets = vectors_alloc((size_t)num_layers + 1, sizeof *offsets);
+    uint32_t *rows = vectors_alloc(num_layers * stride, sizeof *rows);
+    uint32_t *counts = vectors_alloc(num_layers, sizeof *counts);
+    bool good = pb_kvcache_stack_evict_rows(stack, multiple_of, which, victims, count, offsets, num_layers + 1u, rows,
+                                            stride, num_layers * stride, counts, num_layers - 1u)
+                == PB_KVCACHE_ERROR_CAPACITY;
+    good = good && pb_kvcache_stack_resident(stack) == resident;
+    good = good
+           && pb_kvcache_stack_evict_rows(stack, multiple_of, which, victims, count, offsets, num_layers + 1u, rows,
+                                          stride, num_layers * stride, counts, num_layers)
+                  == PB_KVCACHE_OK;
+    good = good && pb_kvcache_stack_resident(stack) == resident - count;
+    good = good && same(victims, offsets, num_layers, json_need(call, "victims"));
+    const json *want = json_need(call, "rows");
+    good = good && want->length == num_layers;
+    uint32_t layer = 0;
+    for (const json *row = want->child; good && row != NULL; row = row->next, ++layer) {
+        size_t want_count;
+        uint32_t *expected = json_u32s(row, &want_count);
+        good = counts[layer] == want_count
+               && (want_count == 0 || memcmp(rows + layer * stride, expected, want_count * sizeof *rows) == 0);
+        free(expected);
+    }
+    free(counts);
+    free(rows);
+    free(offsets);
+    free(victims);
+    return good || vectors_fail("%zu victims of %zu", count, resident);
+}
+
 static bool kept(const pb_kvcache_stack *stack, const json *call)
 {
     const size_t ends = (size_t)pb_kvcache_stack_num_layers(stack) + 1;
@@ -130,6 +176,16 @@ static bool seed(pb_kvcache_stack *stack, const json *call)
     return status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
 }
 
+static pb_kvcache_status save_stack(const void *stack, void *data, size_t capacity)
+{
+    return pb_kvcache_stack_save(stack, data, capacity);
+}
+
+static pb_kvcache_status load_stack(void *stack, const void *data, size_t size)
+{
+    return pb_kvcache_stack_load(stack, data, size);
+}
+
 static bool run_call(pb_kvcache_stack *stack, const json *call)
 {
     const char *name = json_string(json_need(call, "call"));
@@ -138,6 +194,9 @@ static bool run_call(pb_kvcache_stack *stack, const json *call)
     }
     if (strcmp(name, "evict") == 0) {
         return evict(stack, call);
+    }
+    if (strcmp(name, "evict_rows") == 0) {
+        return evict_rows(stack, call);
     }
     if (strcmp(name, "kept") == 0) {
         return kept(stack, call);
@@ -158,6 +217,19 @@ static bool run_call(pb_kvcache_stack *stack, const json *call)
     }
     if (strcmp(name, "seed") == 0) {
         return seed(stack, call);
+    }
+    if (strcmp(name, "rollback") == 0) {
+        const uint32_t most = pb_kvcache_stack_rollback_count(stack);
+        const pb_kvcache_status want = vectors_status(json_get(call, "status"));
+        const pb_kvcache_status status = pb_kvcache_stack_rollback(stack, json_u32(json_need(call, "count")));
+        return (most == json_u32(json_need(call, "most")) && status == want)
+               || vectors_fail("status %d, at most %" PRIu32, (int)status, most);
+    }
+    if (strcmp(name, "save") == 0) {
+        return vectors_save(call, pb_kvcache_stack_state_bytes(stack), save_stack, stack);
+    }
+    if (strcmp(name, "load") == 0) {
+        return vectors_load(call, load_stack, stack);
     }
     if (strcmp(name, "reset") == 0) {
         return pb_kvcache_stack_reset(stack) == PB_KVCACHE_OK;

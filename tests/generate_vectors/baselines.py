@@ -275,7 +275,7 @@ def _runs() -> dict[str, Any]:
 def _refusals() -> dict[str, Any]:
     cases = []
     for policy in NAMES:
-        broken = [("budget", {"budget": 0}), ("too_large", {"budget": LARGEST})]
+        broken = [("budget", {"budget": 0}), ("too_large", {"budget": LARGEST}), ("too_large", {"spare": LARGEST - 8})]
         if policy in SECOND:
             name = SECOND[policy]
             broken += [

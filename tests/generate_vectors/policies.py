@@ -5,11 +5,13 @@ A script records what the reference answers. ``check=`` holds the answer that wa
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
 
 from .. import reference
+from ..reference_state import state
 
 LARGEST = 2**32 - 1
 
@@ -52,6 +54,24 @@ class Script:
         call["victims"] = self._record(call, lambda: self.cache.evict(budget))
         assert check is None or call["victims"] == check, f"{self.case['name']}: drops {call['victims']}, not {check}"
 
+    def evict_rows(
+        self,
+        budget: int | None,
+        multiple_of: int,
+        which: str,
+        check: tuple[list[int], list[int]] | None = None,
+        status: str | None = None,
+    ) -> None:
+        call: dict[str, Any] = {"call": "evict_rows", "budget": budget, "multiple_of": multiple_of, "which": which}
+        if status is not None:
+            self.case["calls"].append(call | {"status": status})
+            return
+        before = list(self.cache.kept)
+        victims = self.cache.evict(budget, multiple_of)
+        rows = reference.rows_of(before, victims, which)
+        self.case["calls"].append(call | {"victims": victims, "rows": rows})
+        assert check in (None, (victims, rows)), f"{self.case['name']}: drops {victims}, tells {rows}, not {check}"
+
     def kept(self, check: list[int] | None = None) -> None:
         positions = list(self.cache.kept)
         self.case["calls"].append({"call": "kept", "positions": positions})
@@ -69,6 +89,31 @@ class Script:
         call = {"call": "seed", "positions": positions, "attn": written}
         self._record(call, lambda: self.cache.seed(positions, attn))
         assert call.get("status") == check, f"{self.case['name']}: seed answers {call.get('status')}"
+
+    def rollback(self, count: int, most: int, status: str | None = None) -> None:
+        """Take steps back, of which `most` can be."""
+        assert len(self.cache.past) == most, f"{self.case['name']}: {len(self.cache.past)} steps can be taken back"
+        call: dict[str, Any] = {"call": "rollback", "count": count, "most": most}
+        try:
+            self.cache.rollback(count)
+        except reference.Refused as refused:
+            call["status"] = str(refused)
+        assert call.get("status") == status, f"{self.case['name']}: rollback answers {call.get('status')}"
+        self.case["calls"].append(call)
+
+    def save(self) -> bytes:
+        saved = state(self.cache)
+        self.case["calls"].append({"call": "save", "state": saved.hex()})
+        return saved
+
+    def load(self, saved: bytes, status: str | None = None, cache: Any = None) -> None:
+        """Load bytes. Where they are taken, `cache` is the reference's cache that they were saved from."""
+        call: dict[str, Any] = {"call": "load", "state": saved.hex()}
+        if status is None:
+            assert state(cache) == saved
+            self.cache = copy.deepcopy(cache)
+            self.cache.forget_steps()
+        self.case["calls"].append(call if status is None else call | {"status": status})
 
     def reset(self) -> None:
         self.cache.reset()
@@ -393,6 +438,9 @@ def _refusals() -> dict[str, Any]:
         ("pool_kernel", {"pool_kernel": LARGEST - 1}),
         ("too_large", {"budget": LARGEST}),
         ("too_large", {"budget": LARGEST - 1, "obs_window": LARGEST}),
+        ("too_large", {"spare": LARGEST}),
+        ("too_large", {"spare": LARGEST - 8}),
+        ("too_large", {"budget": LARGEST - 1, "max_rollback": LARGEST}),
     ]
     pyramid_only = [
         ("num_layers", {"num_layers": 0}),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
 from .. import reference
 from ..reference_stack import Stack
+from ..reference_state import framed, of_cache, stack_state
 from .policies import LARGEST
 
 NAN = float("nan")
@@ -55,6 +57,17 @@ class Script:
         if check is not None:
             self._check("evict", victims, check)
 
+    def evict_rows(
+        self, multiple_of: int, which: str, check: tuple[list[list[int]], list[list[int]]] | None = None
+    ) -> None:
+        before = [list(layer.kept) for layer in self.stack.layers]
+        victims = self.stack.evict(multiple_of)
+        rows = [reference.rows_of(*both, which) for both in zip(before, victims, strict=True)]
+        call = {"call": "evict_rows", "multiple_of": multiple_of, "which": which, "victims": victims, "rows": rows}
+        self.case["calls"].append(call)
+        if check is not None:
+            self._check("evict_rows", (victims, rows), check)
+
     def kept(self, check: list[list[int]] | None = None) -> None:
         kept = [list(layer.kept) for layer in self.stack.layers]
         self.case["calls"].append({"call": "kept", "positions": kept})
@@ -84,6 +97,32 @@ class Script:
             call["status"] = str(refused)
         self._check("seed", call.get("status"), status)
         self.case["calls"].append(call)
+
+    def rollback(self, count: int, most: int, status: str | None = None) -> None:
+        """Take steps back, of which `most` can be."""
+        assert self.stack.most == most, f"{self.case['name']}: {self.stack.most} steps can be taken back"
+        call: dict[str, Any] = {"call": "rollback", "count": count, "most": most}
+        try:
+            self.stack.rollback(count)
+        except reference.Refused as refused:
+            call["status"] = str(refused)
+        assert call.get("status") == status, f"{self.case['name']}: rollback answers {call.get('status')}"
+        self.case["calls"].append(call)
+
+    def save(self) -> bytes:
+        saved = stack_state(self.stack)
+        self.case["calls"].append({"call": "save", "state": saved.hex()})
+        return saved
+
+    def load(self, saved: bytes, status: str | None = None, stack: Any = None) -> None:
+        """Load bytes. Where they are taken, `stack` is the reference's stack that they were saved from."""
+        call: dict[str, Any] = {"call": "load", "state": saved.hex()}
+        if status is None:
+            assert stack_state(stack) == saved
+            self.stack = copy.deepcopy(stack)
+            for layer in self.stack.layers:
+                layer.forget_steps()
+        self.case["calls"].append(call if status is None else call | {"status": status})
 
     def reset(self) -> None:
         self.stack.reset()
@@ -212,13 +251,96 @@ def by_hand() -> list[Script]:
     s.kept([[0], [0], [0]])
     s.score(0, 0, 0.0)
     scripts.append(s)
+
+    s = new("spare steps in every layer, and the rows of one late eviction", spare=2)
+    for pos in range(1, 6):
+        s.step(pos, None)
+    s.evict_rows(1, "kept", ([[], [0, 1], [0, 1, 2, 3]], [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [4, 5]]))
+    s.step(6, None)
+    s.evict_rows(1, "victims", ([[0], [2], [4]], [[0], [0], [0]]))
+    for pos in (7, 8, 9):
+        s.step(pos, None)
+    s.count(21, 21)
+    s.step(10, None, "full", 0)
+    s.evict_rows(1, "kept")
+    s.count(12, 21)
+    scripts.append(s)
+
+    s = new("whole blocks in every layer", [5, 4, 3], spare=3)
+    for pos in range(1, 7):
+        s.step(pos, None)
+    # 5, 4 and 3 of seven: one block of 4, one of 4, and less than one, which is one
+    s.evict_rows(4, "kept", ([[0, 1, 2]] * 3, [[3, 4, 5, 6]] * 3))
+    s.evict_rows(4, "victims", ([[]] * 3, [[]] * 3))
+    s.evict_rows(1, "kept", ([[], [], [3]], [[0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3]]))
+    scripts.append(s)
+
+    s = new("saved, and taken back with its peak")
+    s.save()
+    s.step(1, [[0.5], [0.25], [1.0]])
+    s.step(2, [[0.5, 0.25], None, [1.0, 0.0]])
+    s.evict([[], [], [1]])
+    saved, before = s.save(), copy.deepcopy(s.stack)
+    s.step(3, None)
+    s.count(11, 11)
+    last = s.stack.layers[2]
+    layers = [of_cache(layer) for layer in before.layers]
+    for damaged, status in (
+        (saved[:-1], "state"),
+        (saved[:-4] + bytes([saved[-4] ^ 1]) + saved[-3:], "state"),
+        (framed(b"".join(layers), 3, 2, 7), "state"),  # a peak below what is held
+        (framed(b"".join(layers), 3, 2, 18), "state"),  # and above what can be: 7, 5 and 5
+        (framed(b"".join(layers[:2]), 2, 2, 8), "mismatch"),
+        (framed(b"".join([layers[1], layers[0], layers[2]]), 3, 2, 9), "mismatch"),
+        (framed(layers[0], 1, 1), "mismatch"),
+        (framed(b"".join(layers[:2]) + of_cache(last)[:-4], 3, 2, 9), "state"),
+        (framed(b"".join(layers) + bytes(4), 3, 2, 9), "state"),
+    ):
+        s.load(damaged, status)
+    s.count(11, 11)
+    s.load(saved, stack=before)
+    s.count(8, 9)
+    s.score(0, 0, 1.0)
+    s.kept([[0, 1, 2], [0, 1, 2], [0, 2]])
+    s.even(3)
+    s.evict()
+    s.save()
+    scripts.append(s)
+
+    s = new("steps are taken back in all layers or in none, and the peak stays", max_rollback=3, spare=2)
+    s.step(1, [[0.5], [0.25], [1.0]])
+    s.save()
+    s.step(2, [[0.5, 0.25], None, [1.0, 0.0]])
+    s.step(3, None)
+    s.step(4, [[0.25] * 4] * 3)
+    s.count(15, 15)
+    s.rollback(4, 3, "rollback")
+    s.rollback(3, 3)
+    s.count(6, 15)
+    s.kept([[0, 1]] * 3)
+    s.score(0, 0, 0.5)
+    s.step(2, [[0.5, 0.25], None, [1.0, 0.0]])
+    s.step(3, None)
+    s.evict([[], [], [1, 2]])  # of three layers one drops something: it has nothing to take back
+    s.rollback(1, 0, "rollback")
+    s.step(4, None)
+    s.step(5, None)
+    s.seed(1, [1, 2], None)
+    s.step(6, None)
+    s.rollback(2, 1, "rollback")
+    s.rollback(1, 1)
+    s.save()
+    s.reset()
+    s.rollback(1, 0, "rollback")
+    s.rollback(0, 0)
+    scripts.append(s)
     return scripts
 
 
 def seeded() -> list[Script]:
     """Longer runs with ties, unobserved layers and late evictions: the reference's word alone."""
     scripts = []
-    for number in range(16):
+    for number in range(24):
         draw = random.Random(2000 + number)
         layers = draw.choice([1, 2, 3, 5])
         budget = draw.randint(2, 8)
@@ -233,6 +355,7 @@ def seeded() -> list[Script]:
             recent_window=recent,
             obs_window=draw.choice([1, 2, 3]),
             pool_kernel=draw.choice([1, 3, 7]),
+            **({} if number < 16 else {"spare": draw.randint(1, 4)}),
         )
         pos = 0
         for _ in range(draw.randint(12, 24)):
@@ -247,8 +370,12 @@ def seeded() -> list[Script]:
                 s.step(pos, rows, "full", full[0])
             else:
                 s.step(pos, rows if draw.random() < 0.9 else None)
-            if full or draw.random() < 0.8:
-                s.evict()
+            if full or draw.random() < (0.8 if number < 16 else 0.3):
+                if number < 16:
+                    s.evict()
+                else:
+                    s.evict_rows(draw.choice([1, 1, 2, 3]), draw.choice(["kept", "victims"]))
+                    s.save()
         s.kept()
         s.count()
         scripts.append(s)
@@ -273,6 +400,9 @@ def _refusals() -> dict[str, Any]:
         ("too_large", 0, None, {"num_layers": LARGEST}),
         ("too_large", 0, None, {"budget": 3000000000}),
         ("too_large", 0, None, {"budget": LARGEST}),
+        ("too_large", 0, None, {"spare": LARGEST}),
+        ("too_large", 0, [4, 4, 4], {"spare": LARGEST - 4}),
+        ("too_large", 0, None, {"budget": 2**30, "max_rollback": LARGEST}),
         ("budget", 1, [4, 0, 4], {}),
         ("recent_window", 2, [2, 3, 1], {}),
         ("recent_window", 0, [4, 4, 4], {"recent_window": 4}),

@@ -7,8 +7,8 @@
  *   tova            the least attention in the latest observed step goes (arXiv 2401.06104)
  *   scissorhands    the fewest votes go, one for more than an even share of a step (arXiv 2305.17118)
  *
- * All evict to `budget` and hold at most budget + 1 positions. On a tie the lower position goes first. A call costs
- * O(kept), and there is no history ring. Memory: 4 bytes a position, 12 where attention is remembered.
+ * All evict to `budget` and hold at most budget + 1 + spare positions. On a tie the lower position goes first. A call
+ * costs O(kept), and there is no history ring. Memory: 4 bytes a position, 12 where attention is remembered.
  */
 #ifndef PB_KVCACHE_BASELINES_H
 #define PB_KVCACHE_BASELINES_H
@@ -22,15 +22,19 @@ PB_KVCACHE_EXTERN_C_BEGIN
 /* cdef: begin */
 /* Drop the oldest. Attention is checked and not used: no score. */
 typedef struct pb_kvcache_sliding_window_params {
-    uint32_t budget; /* positions kept, > 0 */
+    uint32_t budget;       /* positions kept, > 0 */
+    uint32_t spare;        /* steps that may pass without an eviction, beyond the first */
+    uint32_t max_rollback; /* the last steps that can be taken back */
 } pb_kvcache_sliding_window_params;
 
 PB_KVCACHE_POLICY(sliding_window) /* refused, in this order: _BUDGET, _TOO_LARGE */
 
 /* Drop the oldest, but never a position below `sinks`. Attention is checked and not used: no score. */
 typedef struct pb_kvcache_streaming_llm_params {
-    uint32_t budget; /* positions kept, > 0 */
-    uint32_t sinks;  /* positions 0 .. sinks-1 are never dropped, < budget. 0 is a sliding window */
+    uint32_t budget;       /* positions kept, > 0 */
+    uint32_t sinks;        /* positions 0 .. sinks-1 are never dropped, < budget. 0 is a sliding window */
+    uint32_t spare;        /* steps that may pass without an eviction, beyond the first */
+    uint32_t max_rollback; /* the last steps that can be taken back */
 } pb_kvcache_streaming_llm_params;
 
 PB_KVCACHE_POLICY(streaming_llm) /* refused, in this order: _BUDGET, _SINKS, _TOO_LARGE */
@@ -39,6 +43,8 @@ PB_KVCACHE_POLICY(streaming_llm) /* refused, in this order: _BUDGET, _SINKS, _TO
 typedef struct pb_kvcache_h2o_params {
     uint32_t budget;        /* positions kept, > 0 */
     uint32_t recent_window; /* newest positions, never dropped on score, < budget */
+    uint32_t spare;         /* steps that may pass without an eviction, beyond the first */
+    uint32_t max_rollback;  /* the last steps that can be taken back */
 } pb_kvcache_h2o_params;
 
 PB_KVCACHE_POLICY(h2o) /* refused, in this order: _BUDGET, _RECENT_WINDOW, _TOO_LARGE */
@@ -50,7 +56,9 @@ PB_KVCACHE_POLICY(h2o) /* refused, in this order: _BUDGET, _RECENT_WINDOW, _TOO_
  * many. A cache full of positions never observed stays full until it is seeded or reset.
  */
 typedef struct pb_kvcache_tova_params {
-    uint32_t budget; /* positions kept, > 0 */
+    uint32_t budget;       /* positions kept, > 0 */
+    uint32_t spare;        /* steps that may pass without an eviction, beyond the first */
+    uint32_t max_rollback; /* the last steps that can be taken back */
 } pb_kvcache_tova_params;
 
 PB_KVCACHE_POLICY(tova) /* refused, in this order: _BUDGET, _TOO_LARGE */
@@ -62,16 +70,18 @@ PB_KVCACHE_POLICY(tova) /* refused, in this order: _BUDGET, _TOO_LARGE */
 typedef struct pb_kvcache_scissorhands_params {
     uint32_t budget;        /* positions kept, > 0 */
     uint32_t recent_window; /* newest positions, never dropped on score, < budget */
+    uint32_t spare;         /* steps that may pass without an eviction, beyond the first */
+    uint32_t max_rollback;  /* the last steps that can be taken back */
 } pb_kvcache_scissorhands_params;
 
 PB_KVCACHE_POLICY(scissorhands) /* refused, in this order: _BUDGET, _RECENT_WINDOW, _TOO_LARGE */
 /* cdef: end */
 
-#define PB_KVCACHE_SLIDING_WINDOW_PARAMS_DEFAULT { 512u }
-#define PB_KVCACHE_STREAMING_LLM_PARAMS_DEFAULT { 512u, 4u }
-#define PB_KVCACHE_H2O_PARAMS_DEFAULT { 512u, 32u }
-#define PB_KVCACHE_TOVA_PARAMS_DEFAULT { 512u }
-#define PB_KVCACHE_SCISSORHANDS_PARAMS_DEFAULT { 512u, 32u }
+#define PB_KVCACHE_SLIDING_WINDOW_PARAMS_DEFAULT { 512u, 0u, 0u }
+#define PB_KVCACHE_STREAMING_LLM_PARAMS_DEFAULT { 512u, 4u, 0u, 0u }
+#define PB_KVCACHE_H2O_PARAMS_DEFAULT { 512u, 32u, 0u, 0u }
+#define PB_KVCACHE_TOVA_PARAMS_DEFAULT { 512u, 0u, 0u }
+#define PB_KVCACHE_SCISSORHANDS_PARAMS_DEFAULT { 512u, 32u, 0u, 0u }
 
 PB_KVCACHE_EXTERN_C_END
 

@@ -19,9 +19,18 @@
  * A budget of UINT32_MAX asks each cache to keep its own effective budget. That is the `budget` of its parameters for
  * every policy but PyramidKV, whose layers keep more or less than the average.
  *
- * Capacity: max(effective budget, budget) + 1 positions, so that one step fits before an eviction. Memory, all of it
- * taken at creation: a fixed part of about 100 bytes, and for each position of the capacity 4 bytes (sliding_window,
- * streaming_llm), 12 (h2o, tova, scissorhands) or obs_window * 4 + 20 (snapkv, pyramidkv).
+ * Capacity: max(effective budget, budget) + 1 + spare positions. One step fits before an eviction, and `spare` more,
+ * for engines that put evictions off or free memory in blocks. An eviction drops what is too much at that time, with
+ * the scores of that time.
+ *
+ * Rows: a caller that moves tensors needs rows, the places that positions have in the kept order. pb_kvcache_evict_rows
+ * gives them in the form that pb_kvcache_compact takes.
+ *
+ * Memory, all of it taken at creation: a fixed part of about 100 bytes, and for each position of the capacity 4 bytes
+ * (sliding_window, streaming_llm), 12 (h2o, tova, scissorhands) or obs_window * 4 + 20 (snapkv, pyramidkv).
+ *
+ * With max_rollback the last steps can be taken back, as speculative decoding needs it. Each costs 16 bytes, and for
+ * each position 4 (snapkv, pyramidkv) or 8 (h2o, tova, scissorhands). A ring takes obs_window * 4 more.
  *
  * Threads: nothing is shared between instances. One instance must not be used by two threads at once.
  */
@@ -134,6 +143,41 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_window_score(const pb_kvcache *polic
  */
 PB_KVCACHE_API size_t pb_kvcache_evict_count(const pb_kvcache *policy, uint32_t budget);
 
+/* Which rows an eviction tells. A row is an index into the kept positions as they were before it. */
+typedef enum pb_kvcache_row_set {
+    PB_KVCACHE_ROWS_KEPT = 0,   /* those that stay: what pb_kvcache_compact moves to the front */
+    PB_KVCACHE_ROWS_VICTIMS = 1 /* those that leave, in the order of the victims */
+} pb_kvcache_row_set;
+
+/*
+ * How many positions pb_kvcache_evict_rows would drop now. 0 for NULL, for a multiple_of of 0, and where nothing is to
+ * go.
+ *
+ *   budget, multiple_of  as below
+ */
+PB_KVCACHE_API size_t pb_kvcache_evict_rows_count(const pb_kvcache *policy, uint32_t budget, uint32_t multiple_of);
+
+/*
+ * An eviction for a caller that moves tensors or frees blocks: `evict`, and also which rows leave or stay. It can leave
+ * whole blocks.
+ *
+ *   budget            how many to keep; UINT32_MAX asks for the effective budget
+ *   multiple_of       rows of a block, > 0. What is to be kept, min(budget, effective budget), is rounded down to a
+ *                     multiple. Where that is less than the protected positions, or nothing although something is to be
+ *                     kept, the smallest multiple that is not. 1: keep as many as `evict`
+ *   which             the rows that are told
+ *   victims           gets the dropped positions, ascending; NULL where none is dropped
+ *   victims_capacity  how many it has room for, at least pb_kvcache_evict_rows_count
+ *   rows              NULL, or gets the rows, ascending: as many as are kept after the call, or as are dropped. Where
+ *                     nothing is dropped all rows stay
+ *   rows_capacity     how many it has room for; not read where rows is NULL
+ *
+ * PB_KVCACHE_ERROR_NULL, _PLAN_MULTIPLE, _OPTION, _CAPACITY, _OVERLAP (of victims and rows): nothing has changed.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_evict_rows(pb_kvcache *policy, uint32_t budget, uint32_t multiple_of,
+                                                       pb_kvcache_row_set which, uint32_t *victims,
+                                                       size_t victims_capacity, uint32_t *rows, size_t rows_capacity);
+
 /* Back to a new cache: position 0 kept, nothing remembered. PB_KVCACHE_ERROR_NULL. */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_reset(pb_kvcache *policy);
 
@@ -149,6 +193,19 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_reset(pb_kvcache *policy);
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_seed(pb_kvcache *policy, const uint32_t *positions, size_t count,
                                                  const float *attn, size_t rows);
+
+/* How many steps pb_kvcache_rollback can take back now; 0 for NULL. At most max_rollback. An eviction that drops
+ * something, a seed, a reset and a load make it 0. */
+PB_KVCACHE_API uint32_t pb_kvcache_rollback_count(const pb_kvcache *policy);
+
+/*
+ * Take back the last steps, observed or not: everything is as before them, bit for bit.
+ *
+ *   count  how many, at most pb_kvcache_rollback_count
+ *
+ * PB_KVCACHE_ERROR_NULL, _ROLLBACK: nothing has changed.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_rollback(pb_kvcache *policy, uint32_t count);
 
 /*
  * Make `policy` hold and remember exactly what `source` does, without allocating: for beam search and for prompts that

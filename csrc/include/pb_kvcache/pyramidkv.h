@@ -5,7 +5,7 @@
  * With one layer, or a ratio of 1, this is SnapKV, bit for bit. Ask it to evict to the effective budget, not to
  * `budget`: see policy.h.
  *
- * Capacity: max(effective budget, budget) + 1 positions. Memory as SnapKV's.
+ * Capacity: max(effective budget, budget) + 1 + spare positions. Memory as SnapKV's.
  */
 #ifndef PB_KVCACHE_PYRAMIDKV_H
 #define PB_KVCACHE_PYRAMIDKV_H
@@ -26,6 +26,8 @@ typedef struct pb_kvcache_pyramidkv_params {
     uint32_t recent_window; /* newest positions, never dropped on score, < budget */
     uint32_t obs_window;    /* observed decode steps that make the score, > 0 */
     uint32_t pool_kernel;   /* kept neighbours pooled, odd */
+    uint32_t spare;         /* steps that may pass without an eviction, beyond the first */
+    uint32_t max_rollback;  /* the last steps that can be taken back */
 } pb_kvcache_pyramidkv_params;
 
 /* Refused, the first in this order: _BUDGET, _OBS_WINDOW, _RECENT_WINDOW, _POOL_KERNEL, _NUM_LAYERS, _LAYER,
@@ -33,7 +35,7 @@ typedef struct pb_kvcache_pyramidkv_params {
 PB_KVCACHE_POLICY(pyramidkv)
 /* cdef: end */
 
-#define PB_KVCACHE_PYRAMIDKV_PARAMS_DEFAULT { 512u, 0u, 1u, 4u, 32u, 16u, 7u }
+#define PB_KVCACHE_PYRAMIDKV_PARAMS_DEFAULT { 512u, 0u, 1u, 4u, 32u, 16u, 7u, 0u, 0u }
 
 PB_KVCACHE_EXTERN_C_END
 

@@ -17,8 +17,9 @@
  *     // layer l drops victims[offsets[l]] .. victims[offsets[l + 1] - 1]
  *     pb_kvcache_stack_destroy(stack);
  *
- * Capacity of layer l: max(its budget, params.budget) + 1 positions, or budgets[l] + 1 where budgets are given. Memory:
- * what the caches take (policy.h), each rounded up to 8 bytes, a pointer a layer, and about 50 bytes.
+ * Capacity of layer l: max(its budget, params.budget) + 1 + params.spare positions, or budgets[l] + 1 + params.spare
+ * where budgets are given. Memory: what the caches take (policy.h), each rounded up to 8 bytes, a pointer a layer, and
+ * about 50 bytes.
  */
 #ifndef PB_KVCACHE_STACK_H
 #define PB_KVCACHE_STACK_H
@@ -42,6 +43,8 @@ typedef struct pb_kvcache_stack_params {
     uint32_t recent_window; /* newest positions of each layer, never dropped on score, < budget */
     uint32_t obs_window;    /* observed decode steps that make the score, > 0 */
     uint32_t pool_kernel;   /* kept neighbours pooled, odd */
+    uint32_t spare;         /* steps that may pass without an eviction, beyond the first, in every layer */
+    uint32_t max_rollback;  /* the last steps that can be taken back */
 } pb_kvcache_stack_params;
 
 /* One cache per layer. One stack serves one sequence and must not be used by two threads at once. */
@@ -121,6 +124,37 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_evict(pb_kvcache_stack *stack,
                                                         size_t *offsets, size_t offsets_capacity);
 
 /*
+ * How many positions pb_kvcache_stack_evict_rows would drop now, over all layers. 0 for NULL, and for a multiple_of of
+ * 0.
+ *
+ *   multiple_of  as below
+ */
+PB_KVCACHE_API size_t pb_kvcache_stack_evict_rows_count(const pb_kvcache_stack *stack, uint32_t multiple_of);
+
+/*
+ * Every layer evicts as pb_kvcache_evict_rows does, at its own budget.
+ *
+ *   multiple_of, which  as there, the same for all layers
+ *   victims, capacity, offsets, offsets_capacity
+ *                       as for `evict`, with room for pb_kvcache_stack_evict_rows_count victims
+ *   rows                NULL, or gets the rows of layer l, ascending, from rows + l * rows_stride
+ *   rows_stride         elements from layer to layer, at least the largest count; not read where rows is NULL
+ *   rows_capacity       how many `rows` has room for, at least (num_layers - 1) * rows_stride + the last layer's count
+ *   counts              gets how many rows each layer has: num_layers numbers; NULL where rows is
+ *   counts_capacity     how many `counts` has room for
+ *
+ * So rows + l * rows_stride, rows_stride and counts + l are what pb_kvcache_compact takes, for the KV heads of a layer
+ * as well, where every head has a cache. No layer has more rows than its capacity.
+ *
+ * PB_KVCACHE_ERROR_NULL, _PLAN_MULTIPLE, _OPTION, _CAPACITY, _OVERLAP (of two outputs): nothing has changed.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_evict_rows(pb_kvcache_stack *stack, uint32_t multiple_of,
+                                                             pb_kvcache_row_set which, uint32_t *victims,
+                                                             size_t capacity, size_t *offsets, size_t offsets_capacity,
+                                                             uint32_t *rows, size_t rows_stride, size_t rows_capacity,
+                                                             uint32_t *counts, size_t counts_capacity);
+
+/*
  * Copy the kept positions of all layers out.
  *
  *   positions         gets them, laid out as the victims of `evict`
@@ -183,6 +217,18 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_seed(pb_kvcache_stack *stack, 
                                                        const uint32_t *positions, size_t count, const float *attn,
                                                        size_t rows);
 
+/* How many steps pb_kvcache_stack_rollback can take back now: in every layer. 0 for NULL. */
+PB_KVCACHE_API uint32_t pb_kvcache_stack_rollback_count(const pb_kvcache_stack *stack);
+
+/*
+ * Every layer takes back its last steps, as pb_kvcache_rollback does. The peak stays: those positions were held.
+ *
+ *   count  how many, at most pb_kvcache_stack_rollback_count
+ *
+ * PB_KVCACHE_ERROR_NULL, _ROLLBACK: nothing has changed.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_rollback(pb_kvcache_stack *stack, uint32_t count);
+
 /*
  * Make `stack` hold and remember exactly what `source` does, the peak included, without allocating.
  *
@@ -193,7 +239,7 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_seed(pb_kvcache_stack *stack, 
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_stack_copy(pb_kvcache_stack *stack, const pb_kvcache_stack *source);
 /* cdef: end */
 
-#define PB_KVCACHE_STACK_PARAMS_DEFAULT(num_layers) { (num_layers), 512u, 4u, 32u, 16u, 7u }
+#define PB_KVCACHE_STACK_PARAMS_DEFAULT(num_layers) { (num_layers), 512u, 4u, 32u, 16u, 7u, 0u, 0u }
 
 PB_KVCACHE_EXTERN_C_END
 

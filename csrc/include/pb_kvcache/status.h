@@ -50,9 +50,15 @@ typedef enum pb_kvcache_status {
     PB_KVCACHE_ERROR_MISMATCH = -17,
     /* The policy has no such thing (a sliding window has no score). */
     PB_KVCACHE_ERROR_UNSUPPORTED = -18,
+    /* The bytes are no saved state, damaged, or of another number. */
+    PB_KVCACHE_ERROR_STATE = -19,
+    /* The saved state is of another version. */
+    PB_KVCACHE_ERROR_STATE_VERSION = -20,
+    /* More steps are to be taken back than can be. */
+    PB_KVCACHE_ERROR_ROLLBACK = -21,
     /* The plan's shape is none of the list. */
     PB_KVCACHE_ERROR_PLAN_SHAPE = -30,
-    /* multiple_of is 0. */
+    /* multiple_of is 0: of a plan, or of an eviction. */
     PB_KVCACHE_ERROR_PLAN_MULTIPLE = -31,
     /* total is not a multiple of multiple_of. */
     PB_KVCACHE_ERROR_PLAN_TOTAL = -32,
