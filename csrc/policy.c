@@ -6,12 +6,17 @@
 /* Bytes of the struct, rounded up so that doubles can follow it. */
 #define HEADER ((sizeof(struct pb_kvcache) + sizeof(double) - 1) / sizeof(double) * sizeof(double))
 
+static size_t gaps_bytes(const pb_kvcache_priv_shape *shape)
+{
+    return shape->obs_window > 0 ? PB_KVCACHE_PRIV_GAPS * sizeof(uint32_t) : 0;
+}
+
 pb_kvcache_status pb_kvcache_priv_set_bytes(pb_kvcache_priv_shape *shape)
 {
     /* A position costs 4 bytes in `kept` and in each ring slot, and 8 in each array of doubles. Both sums stay below
      * 2^36. Only their product can be too large, and on 32-bit targets the ring's lengths alone. */
     const uint64_t position = ((uint64_t)shape->obs_window + 1 + 2 * (uint64_t)shape->doubles) * sizeof(uint32_t);
-    const uint64_t fixed = HEADER + (uint64_t)shape->obs_window * sizeof(uint32_t);
+    const uint64_t fixed = HEADER + 2 * (uint64_t)shape->obs_window * sizeof(uint32_t) + gaps_bytes(shape);
     const uint64_t most = PTRDIFF_MAX;
     if (fixed > most || position > (most - fixed) / shape->capacity) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
@@ -28,10 +33,12 @@ pb_kvcache *pb_kvcache_priv_place(void *memory, const pb_kvcache_priv_shape *sha
     uint32_t *words = (uint32_t *)(void *)(doubles + shape->doubles * capacity);
     *policy = (pb_kvcache){.shape = *shape};
     policy->scores = doubles;
-    policy->pooled = shape->doubles < 2 ? doubles : doubles + capacity;
+    policy->prefix = shape->doubles < 2 ? doubles : doubles + capacity;
     policy->kept = words;
     policy->lengths = words + capacity;
-    policy->history = (float *)(void *)(policy->lengths + shape->obs_window);
+    policy->seen = policy->lengths + shape->obs_window;
+    policy->gaps = policy->seen + shape->obs_window;
+    policy->history = (float *)(void *)(policy->gaps + gaps_bytes(shape) / sizeof(uint32_t));
     (void)pb_kvcache_reset(policy);
     return policy;
 }
@@ -318,10 +325,8 @@ pb_kvcache_status pb_kvcache_copy(pb_kvcache *policy, const pb_kvcache *source)
     if (a->doubles == 1) { /* two arrays are scratch */
         memcpy(policy->scores, source->scores, source->kept_count * sizeof(double));
     }
-    memcpy(policy->lengths, source->lengths, a->obs_window * sizeof(uint32_t));
-    for (uint32_t slot = 0; slot < a->obs_window; ++slot) {
-        const size_t start = (size_t)slot * a->capacity;
-        memcpy(policy->history + start, source->history + start, source->lengths[slot] * sizeof(float));
+    if (a->obs_window > 0) {
+        pb_kvcache_priv_ring_copy(policy, source);
     }
     return PB_KVCACHE_OK;
 }
