@@ -193,6 +193,8 @@ static void above_portable(const float *x, size_t n, int32_t threshold, size_t t
 #define UNROLLED 8u
 #define LOAD(x) _mm256_loadu_pd(x)
 #define STORE(x, vector) _mm256_storeu_pd(x, vector)
+#define STORE_FIRST(x, n, vector)                                                                                     \
+    _mm256_maskstore_pd(x, _mm256_cmpgt_epi64(_mm256_set1_epi64x((int64_t)(n)), _mm256_setr_epi64x(0, 1, 2, 3)), vector)
 #define SPLAT(x) _mm256_set1_pd(x)
 #define SPLAT_INDEX(i) _mm256_set1_epi64x(i)
 #define STORE_INDICES(x, vector) _mm256_storeu_si256((__m256i *)(void *)(x), vector)
@@ -226,6 +228,7 @@ static void above_portable(const float *x, size_t n, int32_t threshold, size_t t
 #define UNROLLED 8u
 #define LOAD(x) _mm512_loadu_pd(x)
 #define STORE(x, vector) _mm512_storeu_pd(x, vector)
+#define STORE_FIRST(x, n, vector) _mm512_mask_storeu_pd(x, (__mmask8)((1u << (n)) - 1u), vector)
 #define SPLAT(x) _mm512_set1_pd(x)
 #define SPLAT_INDEX(i) _mm512_set1_epi64(i)
 #define STORE_INDICES(x, vector) _mm512_storeu_si512(x, vector)

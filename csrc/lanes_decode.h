@@ -7,36 +7,60 @@
  *   VECTOR, WIDTH        a vector of WIDTH doubles
  *   UNROLLED             vectors side by side: the registers' worth, so that no addition waits for the one before it
  *   LOAD, STORE, SPLAT, ADD, MAX
+ *   STORE_FIRST(x, n, vector)  the first n < WIDTH
  *   LOAD_FLOATS(x)       WIDTH floats as doubles
  *   KEEP_LOWER(x, at, low, low_at)  where x < low, low and low_at become x and at
  * TARGET, the functions' attributes, stays.
  */
 
-/* See lanes.h. */
-TARGET static void NAME(add_rows)(const float *const *rows, size_t num_rows, const double *from, size_t n, double *sums)
+/* `vectors` vectors of sums, of which the first `width` doubles are stored. */
+TARGET static inline void NAME(add_block)(const float *const *rows, size_t num_rows, const double *from, size_t start,
+                                          size_t width, size_t vectors, double *sums)
+{
+    VECTOR lanes[UNROLLED];
+    for (size_t v = 0; v < vectors; ++v) {
+        lanes[v] = from == NULL ? SPLAT(0.0) : LOAD(from + start + v * WIDTH);
+    }
+    for (size_t row = 0; row < num_rows; ++row) {
+        const float *weights = rows[row] + start;
+        for (size_t v = 0; v < vectors; ++v) {
+            lanes[v] = ADD(lanes[v], LOAD_FLOATS(weights + v * WIDTH));
+        }
+    }
+    for (size_t v = 0; v < vectors; ++v) {
+        if (width < (v + 1) * WIDTH) {
+            if (width > v * WIDTH) {
+                STORE_FIRST(sums + start + v * WIDTH, width - v * WIDTH, lanes[v]);
+            }
+        } else {
+            STORE(sums + start + v * WIDTH, lanes[v]);
+        }
+    }
+}
+
+/* See lanes.h. The last block is no wider than it has to be. */
+TARGET static void NAME(add_rows)(const float *const *rows, size_t num_rows, const double *from, size_t n, size_t room,
+                                  double *sums)
 {
     size_t i = 0;
     for (; i + UNROLLED * WIDTH <= n; i += UNROLLED * WIDTH) {
-        VECTOR lanes[UNROLLED];
-        for (size_t v = 0; v < UNROLLED; ++v) {
-            lanes[v] = from == NULL ? SPLAT(0.0) : LOAD(from + i + v * WIDTH);
-        }
-        for (size_t row = 0; row < num_rows; ++row) {
-            const float *weights = rows[row] + i;
-            for (size_t v = 0; v < UNROLLED; ++v) {
-                lanes[v] = ADD(lanes[v], LOAD_FLOATS(weights + v * WIDTH));
-            }
-        }
-        for (size_t v = 0; v < UNROLLED; ++v) {
-            STORE(sums + i + v * WIDTH, lanes[v]);
-        }
+        NAME(add_block)(rows, num_rows, from, i, UNROLLED * WIDTH, UNROLLED, sums);
     }
-    for (; i + WIDTH <= n; i += WIDTH) {
-        VECTOR lanes = from == NULL ? SPLAT(0.0) : LOAD(from + i);
-        for (size_t row = 0; row < num_rows; ++row) {
-            lanes = ADD(lanes, LOAD_FLOATS(rows[row] + i));
+    while (i < n && room - i >= WIDTH) {
+        size_t width = n - i;
+        if (width > UNROLLED / 2 * WIDTH && room - i >= UNROLLED * WIDTH) {
+            NAME(add_block)(rows, num_rows, from, i, width, UNROLLED, sums);
+        } else if (width > UNROLLED / 4 * WIDTH && room - i >= UNROLLED / 2 * WIDTH) {
+            width = width < UNROLLED / 2 * WIDTH ? width : UNROLLED / 2 * WIDTH;
+            NAME(add_block)(rows, num_rows, from, i, width, UNROLLED / 2, sums);
+        } else if (width > WIDTH && room - i >= UNROLLED / 4 * WIDTH) {
+            width = width < UNROLLED / 4 * WIDTH ? width : UNROLLED / 4 * WIDTH;
+            NAME(add_block)(rows, num_rows, from, i, width, UNROLLED / 4, sums);
+        } else {
+            width = width < WIDTH ? width : WIDTH;
+            NAME(add_block)(rows, num_rows, from, i, width, 1, sums);
         }
-        STORE(sums + i, lanes);
+        i += width;
     }
     for (; i < n; ++i) {
         double sum = from == NULL ? 0.0 : from[i];
@@ -111,6 +135,7 @@ TARGET static size_t NAME(lowest)(const double *scores, size_t n, size_t kernel,
 #undef UNROLLED
 #undef LOAD
 #undef STORE
+#undef STORE_FIRST
 #undef SPLAT
 #undef SPLAT_INDEX
 #undef STORE_INDICES

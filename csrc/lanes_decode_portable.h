@@ -6,10 +6,12 @@
 /* Eight two-lane vectors of doubles on the narrowest target (SSE2). */
 #define TILE 16u
 
-static void add_rows_portable(const float *const *rows, size_t num_rows, const double *from, size_t n, double *sums)
+static void add_rows_portable(const float *const *rows, size_t num_rows, const double *from, size_t n, size_t room,
+                              double *sums)
 {
     size_t i = 0;
-    for (; i + TILE <= n; i += TILE) {
+    for (; i < n && room - i >= TILE; i += TILE) {
+        const size_t width = n - i < TILE ? n - i : TILE;
         double lanes[TILE] = {0.0};
         if (from != NULL) {
             memcpy(lanes, from + i, sizeof lanes);
@@ -20,7 +22,11 @@ static void add_rows_portable(const float *const *rows, size_t num_rows, const d
                 lanes[lane] += (double)weights[lane];
             }
         }
-        memcpy(sums + i, lanes, sizeof lanes);
+        if (width == TILE) {
+            memcpy(sums + i, lanes, sizeof lanes);
+        } else {
+            memcpy(sums + i, lanes, width * sizeof *lanes);
+        }
     }
     for (; i < n; ++i) {
         double sum = from == NULL ? 0.0 : from[i];

@@ -97,43 +97,6 @@ void pb_kvcache_priv_ring_copy(pb_kvcache *policy, const pb_kvcache *source)
 
 /* ---- Sums ---- */
 
-/* Where a walk over the columns has come to. */
-typedef struct walk {
-    const pb_kvcache_priv_lanes *lanes;
-    const pb_kvcache *policy;
-    uint32_t passed[GAPS + 1]; /* passed[s]: gaps from number s on that are at or below the column */
-} walk;
-
-/* sums[0 .. width-1] = from + the slots first .. end-1, from a column on: of all that hold it, each `width` columns. */
-static void add_slots(const walk *at, uint32_t slot, uint32_t end, size_t column, size_t width, const double *from,
-                      double *sums)
-{
-    const pb_kvcache *policy = at->policy;
-    bool done = false;
-    while (slot < end || !done) {
-        const float *rows[ROWS_AT_ONCE];
-        size_t count = 0;
-        for (; slot < end && count < ROWS_AT_ONCE; ++slot) {
-            if (policy->lengths[slot] > column) {
-                rows[count++] = row_at(policy, slot) + column + at->passed[policy->seen[slot]];
-            }
-        }
-        at->lanes->add_rows(rows, count, from, width, sums);
-        from = sums;
-        done = true;
-    }
-}
-
-/* The least length above a column, or `most`. */
-static size_t next_end(const pb_kvcache *policy, size_t column, size_t most)
-{
-    for (uint32_t slot = 0; slot < policy->shape.obs_window; ++slot) {
-        const size_t length = policy->lengths[slot];
-        most = length > column && length < most ? length : most;
-    }
-    return most;
-}
-
 /* The numbers of the gaps, ascending by where they are. */
 static void sort_gaps(const pb_kvcache *policy, uint32_t *order)
 {
@@ -146,43 +109,87 @@ static void sort_gaps(const pb_kvcache *policy, uint32_t *order)
     }
 }
 
-/*
- * Each stretch of columns between two gaps, or between two ends of rows, has whole rows and constant distances between
- * index and column. Slots below the cursor go to the prefix, the others on top of it.
- */
-void pb_kvcache_priv_ring_sums(pb_kvcache *policy)
+/* sums[0 .. width-1] = from + the slots first .. end-1, from a column on. passed[s] counts the gaps from number s on that
+ * are at or below it. Slots that hold nothing count as 0. */
+static void add_slots(const pb_kvcache_priv_lanes *lanes, const pb_kvcache *policy, const uint32_t *passed,
+                      uint32_t slot, uint32_t end, size_t column, size_t width, size_t room, const double *from,
+                      double *sums)
 {
-    walk at = {.lanes = pb_kvcache_priv_lanes_best(), .policy = policy, .passed = {0}};
-    const size_t n = policy->kept_count;
-    const uint32_t slots = policy->shape.obs_window;
-    const uint32_t summed = policy->summed;
-    const uint32_t cursor = policy->cursor; /* 0: the next step begins the ring again, and no prefix is of use */
-    const size_t known = summed > 0 ? policy->summed_length : 0;
+    do {
+        const float *rows[ROWS_AT_ONCE];
+        size_t count = 0;
+        for (; slot < end && count < ROWS_AT_ONCE; ++slot) {
+            rows[count] = row_at(policy, slot) + column + passed[policy->seen[slot]];
+            count += policy->lengths[slot] > 0;
+        }
+        lanes->add_rows(rows, count, from, width, room, sums);
+        from = sums;
+    } while (slot < end);
+}
+
+/* The indices below `end` that all rows hold: stretches between two gaps, in which the distances between index and
+ * column are constant. Slots below the cursor go to the prefix, the others on top of it. A cursor of 0 leaves the prefix as it is:
+ * the next step begins the ring again. */
+static void sum_whole_rows(pb_kvcache *policy, size_t end)
+{
+    const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_best();
+    const uint32_t cursor = policy->cursor;
+    uint32_t passed[GAPS + 1] = {0};
     uint32_t order[GAPS];
-    uint32_t gap = 0;
-    size_t end = 0;
     sort_gaps(policy, order);
-    for (size_t column = 0; column < n;) {
+    for (size_t column = 0, gap = 0; column < end;) {
         for (; gap < policy->gap_count && policy->gaps[order[gap]] <= column; ++gap) {
             for (uint32_t seen = 0; seen <= order[gap]; ++seen) {
-                ++at.passed[seen];
+                ++passed[seen];
             }
         }
-        if (end <= column) {
-            end = next_end(policy, column, known > column && known < n ? known : n);
-        }
-        const size_t next = gap < policy->gap_count && policy->gaps[order[gap]] < end ? policy->gaps[order[gap]] : end;
-        const double *from = column < known ? policy->prefix + column + at.passed[policy->summed_seen] : NULL;
+        const size_t at = gap < policy->gap_count ? policy->gaps[order[gap]] : end;
+        const size_t width = (at < end ? at : end) - column;
+        const double *from = policy->summed > 0 ? policy->prefix + column + passed[policy->summed_seen] : NULL;
         if (cursor > 0) {
-            add_slots(&at, summed, cursor, column, next - column, from, policy->prefix + column);
+            add_slots(lanes, policy, passed, policy->summed, cursor, column, width, end - column, from,
+                      policy->prefix + column);
             from = policy->prefix + column;
         }
-        add_slots(&at, cursor > 0 ? cursor : summed, slots, column, next - column, from, policy->scores + column);
-        column = next;
+        add_slots(lanes, policy, passed, cursor > 0 ? cursor : policy->summed, policy->shape.obs_window, column, width,
+                  cursor > 0 ? width : end - column, from, policy->scores + column);
+        column += width;
     }
-    if (cursor > 0) {
-        policy->summed = cursor;
-        policy->summed_length = n;
+}
+
+/* The indices from `start` on, row after row: few as a rule, the newest positions. */
+static void sum_ends(pb_kvcache *policy, size_t start)
+{
+    const size_t n = policy->kept_count;
+    for (size_t i = start; i < n; ++i) {
+        policy->scores[i] = 0.0;
+    }
+    for (uint32_t slot = 0; slot < policy->shape.obs_window; ++slot) {
+        if (slot == policy->cursor && slot > 0) {
+            memcpy(policy->prefix + start, policy->scores + start, (n - start) * sizeof(double));
+        }
+        size_t run;
+        for (size_t i = start; i < policy->lengths[slot]; i += run) {
+            const float *weights = pb_kvcache_priv_ring_run(policy, slot, i, &run);
+            for (size_t j = 0; j < run; ++j) {
+                policy->scores[i + j] += (double)weights[j];
+            }
+        }
+    }
+}
+
+void pb_kvcache_priv_ring_sums(pb_kvcache *policy)
+{
+    size_t whole = policy->summed > 0 ? policy->summed_length : policy->kept_count;
+    for (uint32_t slot = 0; slot < policy->shape.obs_window; ++slot) {
+        const size_t length = policy->lengths[slot];
+        whole = length > 0 && length < whole ? length : whole;
+    }
+    sum_whole_rows(policy, whole);
+    sum_ends(policy, whole);
+    if (policy->cursor > 0) {
+        policy->summed = policy->cursor;
+        policy->summed_length = policy->kept_count;
         policy->summed_seen = policy->gap_count;
     }
 }

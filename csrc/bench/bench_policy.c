@@ -1,7 +1,8 @@
 /*
  * What one SnapKV cache at its budget costs: a decode step, an eviction of one position, an eviction of half of them.
  * Beside them the plain loops of plain.h, which are compiled for this machine, and a copy of the step's weights. All of
- * it interleaved, warm, medians. Both must drop the same positions.
+ * it interleaved, warm; medians over the calls, which another program's turn in between does not move.
+ * Both must drop the same positions.
  *
  *     cmake -S csrc -B build-bench -DPB_KVCACHE_BENCH=ON && cmake --build build-bench
  *     taskset -c 1 build-bench/bench_policy
@@ -17,14 +18,24 @@
 #include "pb_kvcache.h"
 #include "plain.h"
 
-enum { REPETITIONS = 15, MOST_HALVED = 4096, OFFSETS = 64, STRIDE = 16, RECENT_WINDOW = 32, OBS_WINDOW = 16, POOL_KERNEL = 7 };
+enum {
+    BLOCK = 64, /* calls of one kind in a row, so that each finds what it needs where it left it */
+    CALLS = 1024,
+    HALVES = 15,
+    MOST_HALVED = 4096, /* the plain loop takes seconds for half of 65,536 */
+    STRIDE = 16,
+    RECENT_WINDOW = 32,
+    OBS_WINDOW = 16,
+    POOL_KERNEL = 7
+};
 
-typedef struct figures {
-    double copy[REPETITIONS];
-    double step[2][REPETITIONS]; /* the library's, the plain loop's */
-    double evict[2][REPETITIONS];
-    double half[2][REPETITIONS];
-} figures;
+static volatile float sink; /* so that the copies are made */
+
+/* Seconds of each call. */
+static double copies[CALLS];
+static double steps[2][CALLS]; /* the library's, the plain loop's */
+static double evicts[2][CALLS];
+static double halves[2][HALVES];
 
 static pb_kvcache *new_cache(const pb_kvcache_snapkv_params *params)
 {
@@ -54,7 +65,6 @@ static void same(const uint32_t *victims, uint32_t *plain_victims, size_t count,
 
 static void measure(uint32_t budget)
 {
-    static figures all;
     pb_kvcache_snapkv_params params = PB_KVCACHE_SNAPKV_PARAMS_DEFAULT;
     params.budget = budget;
     params.recent_window = RECENT_WINDOW;
@@ -65,8 +75,8 @@ static void measure(uint32_t budget)
     plain_cache plain = plain_create(budget, RECENT_WINDOW, OBS_WINDOW, POOL_KERNEL);
     plain_cache plain_full = plain_create(budget, RECENT_WINDOW, OBS_WINDOW, POOL_KERNEL);
     /* Weights of a step, and rows to copy them to */
-    const int steps = (int)(200000 / budget) + 8;
-    const size_t weights = budget + OFFSETS * STRIDE;
+    const int calls = budget > 4096 ? CALLS / 4 : CALLS;
+    const size_t weights = budget + BLOCK * STRIDE;
     float *attn = malloc(weights * sizeof *attn);
     float *rows = malloc(OBS_WINDOW * (size_t)budget * sizeof *rows);
     uint32_t *victims = malloc(budget * sizeof *victims);
@@ -83,59 +93,65 @@ static void measure(uint32_t budget)
         pb_kvcache_snapkv.on_decode_step(cache, pos, attn, pb_kvcache_kept_count(cache));
         plain_step(&plain, pos, attn);
     }
-    for (int repetition = -3; repetition < REPETITIONS; ++repetition) { /* below 0: warming up */
-        double seconds[5] = {0.0};
-        double halves[2] = {0.0};
-        for (int i = 0; i < steps; ++i) {
-            const float *row = attn + (size_t)(i % OFFSETS) * STRIDE;
-            ++pos;
-            double at[6];
-            at[0] = now();
-            pb_kvcache_snapkv.on_decode_step(cache, pos, row, budget);
-            at[1] = now();
-            const size_t count = pb_kvcache_snapkv.evict(cache, budget, victims, 1);
-            at[2] = now();
-            plain_step(&plain, pos, row);
-            at[3] = now();
-            const size_t plain_count = plain_evict(&plain, budget, plain_victims);
-            at[4] = now();
-            memcpy(rows + (size_t)(i % OBS_WINDOW) * budget, row, budget * sizeof *row);
-            at[5] = now();
-            same(victims, plain_victims, count, plain_count);
-            for (int part = 0; part < 5; ++part) {
-                seconds[part] += at[part + 1] - at[part];
-            }
+    for (int first = -BLOCK; first < calls; first += BLOCK) { /* below 0: warming up */
+        double at[4][BLOCK + 1];
+        uint32_t dropped[BLOCK];
+        const uint32_t before = pos;
+        for (int i = 0; i < BLOCK; ++i) {
+            at[0][i] = now();
+            pb_kvcache_snapkv.on_decode_step(cache, ++pos, attn + i * STRIDE, budget);
+            at[1][i] = now();
+            pb_kvcache_snapkv.evict(cache, budget, dropped + i, 1);
         }
-        for (int i = 0; budget <= MOST_HALVED && i < 2; ++i) { /* the plain loop needs a second for half of 65,536 */
-            pb_kvcache_copy(full, cache);
-            plain_copy(&plain_full, &plain);
+        at[0][BLOCK] = now();
+        pos = before;
+        for (int i = 0; i < BLOCK; ++i) {
+            at[2][i] = now();
+            plain_step(&plain, ++pos, attn + i * STRIDE);
+            at[3][i] = now();
+            const size_t count = plain_evict(&plain, budget, plain_victims);
+            same(dropped + i, plain_victims, 1, count);
+        }
+        at[2][BLOCK] = now();
+        for (int i = 0; i < BLOCK && first >= 0; ++i) {
             const double start = now();
-            const size_t count = pb_kvcache_snapkv.evict(full, budget / 2, victims, budget);
-            const double middle = now();
-            const size_t plain_count = plain_evict(&plain_full, budget / 2, plain_victims);
-            halves[1] += now() - middle;
-            halves[0] += middle - start;
-            same(victims, plain_victims, count, plain_count);
-        }
-        if (repetition >= 0) {
-            all.copy[repetition] = seconds[4] / steps;
+            memcpy(rows + (size_t)(i % OBS_WINDOW) * budget, attn + i * STRIDE, budget * sizeof *attn);
+            copies[first + i] = now() - start;
+            sink = rows[(size_t)(i % OBS_WINDOW) * budget + (size_t)i];
             for (int which = 0; which < 2; ++which) {
-                all.step[which][repetition] = seconds[2 * which] / steps;
-                all.evict[which][repetition] = seconds[2 * which + 1] / steps;
-                all.half[which][repetition] = halves[which] / 2;
+                steps[which][first + i] = at[2 * which + 1][i] - at[2 * which][i];
+                evicts[which][first + i] = at[2 * which][i + 1] - at[2 * which + 1][i];
             }
+        }
+    }
+    for (int i = -1; budget <= MOST_HALVED && i < HALVES; ++i) {
+        pb_kvcache_copy(full, cache);
+        plain_copy(&plain_full, &plain);
+        const double start = now();
+        const size_t count = pb_kvcache_snapkv.evict(full, budget / 2, victims, budget);
+        const double middle = now();
+        const size_t plain_count = plain_evict(&plain_full, budget / 2, plain_victims);
+        const double end = now();
+        same(victims, plain_victims, count, plain_count);
+        if (i >= 0) {
+            halves[0][i] = middle - start;
+            halves[1][i] = end - middle;
         }
     }
     /* Report */
     double us[6];
-    const double copy = median(all.copy, REPETITIONS) * 1e6;
+    const double copy = median(copies, (size_t)calls) * 1e6;
     for (int which = 0; which < 2; ++which) {
-        us[which] = median(all.step[which], REPETITIONS) * 1e6;
-        us[2 + which] = median(all.evict[which], REPETITIONS) * 1e6;
-        us[4 + which] = median(all.half[which], REPETITIONS) * 1e6;
+        us[which] = median(steps[which], (size_t)calls) * 1e6;
+        us[2 + which] = median(evicts[which], (size_t)calls) * 1e6;
+        us[4 + which] = median(halves[which], HALVES) * 1e6;
     }
-    printf("%6u %8.2f %8.2f %6.2f %6.1f   %8.2f %8.2f %6.1f   %8.1f %10.1f %6.0f\n", (unsigned)budget, us[0], us[1],
-           us[0] / copy, us[1] / us[0], us[2], us[3], us[3] / us[2], us[4], us[5], us[5] / us[4]);
+    printf("%6u %8.2f %8.2f %6.2f %6.1f   %8.2f %8.2f %6.1f", (unsigned)budget, us[0], us[1], us[0] / copy,
+           us[1] / us[0], us[2], us[3], us[3] / us[2]);
+    if (budget <= MOST_HALVED) {
+        printf("   %8.1f %10.1f %6.0f", us[4], us[5], us[5] / us[4]);
+    }
+    printf("\n");
     fflush(stdout);
     pb_kvcache_snapkv.destroy(cache);
     pb_kvcache_snapkv.destroy(full);
