@@ -129,12 +129,11 @@ static void add_slots(const pb_kvcache_priv_lanes *lanes, const pb_kvcache *poli
 
 /* The indices below `end` that all rows hold: stretches between two gaps, in which the distances between index and
  * column are constant. Slots below the cursor go to the prefix, the others on top of it. A cursor of 0 leaves the prefix as it is:
- * the next step begins the ring again. */
-static void sum_whole_rows(pb_kvcache *policy, size_t end)
+ * the next step begins the ring again. `passed` is zeros before, and for the last of the columns afterwards. */
+static void sum_whole_rows(pb_kvcache *policy, size_t end, uint32_t *passed)
 {
     const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_best();
     const uint32_t cursor = policy->cursor;
-    uint32_t passed[GAPS + 1] = {0};
     uint32_t order[GAPS];
     sort_gaps(policy, order);
     for (size_t column = 0, gap = 0; column < end;) {
@@ -157,22 +156,32 @@ static void sum_whole_rows(pb_kvcache *policy, size_t end)
     }
 }
 
-/* The indices from `start` on, row after row: few as a rule, the newest positions. */
-static void sum_ends(pb_kvcache *policy, size_t start)
+/* The indices from `start` on, row after row: few as a rule, the newest positions, and hardly ever a gap among them. */
+static void sum_ends(pb_kvcache *policy, size_t start, const uint32_t *passed)
 {
     const size_t n = policy->kept_count;
+    double *sums = policy->scores;
+    bool gaps = false;
+    for (uint32_t gap = 0; gap < policy->gap_count; ++gap) {
+        gaps = gaps || policy->gaps[gap] >= start;
+    }
     for (size_t i = start; i < n; ++i) {
-        policy->scores[i] = 0.0;
+        sums[i] = 0.0;
     }
     for (uint32_t slot = 0; slot < policy->shape.obs_window; ++slot) {
+        const size_t length = policy->lengths[slot];
         if (slot == policy->cursor && slot > 0) {
-            memcpy(policy->prefix + start, policy->scores + start, (n - start) * sizeof(double));
+            memcpy(policy->prefix + start, sums + start, (n - start) * sizeof *sums);
         }
         size_t run;
-        for (size_t i = start; i < policy->lengths[slot]; i += run) {
-            const float *weights = pb_kvcache_priv_ring_run(policy, slot, i, &run);
+        for (size_t i = start; i < length; i += run) {
+            const float *weights = row_at(policy, slot) + i + passed[policy->seen[slot]];
+            run = length - i;
+            if (gaps) {
+                weights = pb_kvcache_priv_ring_run(policy, slot, i, &run);
+            }
             for (size_t j = 0; j < run; ++j) {
-                policy->scores[i + j] += (double)weights[j];
+                sums[i + j] += (double)weights[j];
             }
         }
     }
@@ -180,13 +189,14 @@ static void sum_ends(pb_kvcache *policy, size_t start)
 
 void pb_kvcache_priv_ring_sums(pb_kvcache *policy)
 {
+    uint32_t passed[GAPS + 1] = {0};
     size_t whole = policy->summed > 0 ? policy->summed_length : policy->kept_count;
     for (uint32_t slot = 0; slot < policy->shape.obs_window; ++slot) {
         const size_t length = policy->lengths[slot];
         whole = length > 0 && length < whole ? length : whole;
     }
-    sum_whole_rows(policy, whole);
-    sum_ends(policy, whole);
+    sum_whole_rows(policy, whole, passed);
+    sum_ends(policy, whole, passed);
     if (policy->cursor > 0) {
         policy->summed = policy->cursor;
         policy->summed_length = policy->kept_count;
@@ -223,43 +233,64 @@ static void add_gap(pb_kvcache *policy, uint32_t index)
     policy->gaps[policy->gap_count++] = index;
 }
 
-/* Move the columns that count down to their indices. */
+/* Move the elements of an array that count down to their indices: `length` of them, of `size` bytes, written when there
+ * were `seen` gaps. */
+static void close_array(const pb_kvcache *policy, const uint32_t *order, void *array, size_t length, size_t size,
+                        uint32_t seen)
+{
+    unsigned char *bytes = array;
+    size_t to = length;
+    size_t closed = 0;
+    for (uint32_t i = 0; i < policy->gap_count; ++i) {
+        const size_t gap = policy->gaps[order[i]];
+        if (order[i] < seen || gap >= length) {
+            continue;
+        }
+        if (closed > 0) {
+            memmove(bytes + to * size, bytes + (to + closed) * size, (gap - to) * size);
+        }
+        to = gap;
+        ++closed;
+    }
+    memmove(bytes + to * size, bytes + (to + closed) * size, (length - to) * size);
+}
+
 static void close_rows(pb_kvcache *policy)
 {
     uint32_t order[GAPS];
+    if (policy->gap_count == 0) {
+        return;
+    }
     sort_gaps(policy, order);
-    for (uint32_t slot = 0; policy->gap_count > 0 && slot < policy->shape.obs_window; ++slot) {
-        float *row = row_at(policy, slot);
-        const size_t length = policy->lengths[slot];
-        size_t to = length;
-        size_t closed = 0;
-        for (uint32_t i = 0; i < policy->gap_count; ++i) {
-            const size_t gap = policy->gaps[order[i]];
-            if (order[i] < policy->seen[slot] || gap >= length) {
-                continue;
-            }
-            if (closed > 0) {
-                memmove(row + to, row + to + closed, (gap - to) * sizeof(float));
-            }
-            to = gap;
-            ++closed;
-        }
-        memmove(row + to, row + to + closed, (length - to) * sizeof(float));
+    for (uint32_t slot = 0; slot < policy->shape.obs_window; ++slot) {
+        close_array(policy, order, row_at(policy, slot), policy->lengths[slot], sizeof(float), policy->seen[slot]);
         policy->seen[slot] = 0;
     }
+    if (policy->summed > 0) {
+        close_array(policy, order, policy->prefix, policy->summed_length, sizeof(double), policy->summed_seen);
+        policy->summed_seen = 0;
+    }
     policy->gap_count = 0;
-    policy->summed = 0;
+}
+
+/* A gap costs every later eviction a new start of the sums, some 50 ns. Closing all of them costs a pass over the rows:
+ * in short rows it is cheaper soon. */
+static size_t most_gaps(const pb_kvcache *policy)
+{
+    const size_t most = policy->kept_count / 128 + 4;
+    return most < GAPS ? most : GAPS;
 }
 
 void pb_kvcache_priv_ring_forget(pb_kvcache *policy, const uint32_t *chosen, size_t count)
 {
-    if (count > GAPS - policy->gap_count) {
+    const size_t most = most_gaps(policy);
+    if (count + policy->gap_count > most) {
         drop_old_gaps(policy);
     }
-    if (count > GAPS - policy->gap_count) {
+    if (count + policy->gap_count > most) {
         close_rows(policy);
     }
-    if (count <= GAPS) {
+    if (count <= most) {
         for (size_t i = count; i-- > 0;) { /* the last one first: those before it stand where they stood */
             add_gap(policy, chosen[i]);
         }
@@ -267,6 +298,7 @@ void pb_kvcache_priv_ring_forget(pb_kvcache *policy, const uint32_t *chosen, siz
     }
     /* Many: the indices that stay, once, and then each row by them. The scores are scratch. */
     uint32_t *stay = (uint32_t *)(void *)policy->scores;
+    policy->summed = 0;
     const size_t first = chosen[0];
     size_t staying = 0;
     for (size_t i = 0; i < count; ++i) {
