@@ -96,7 +96,10 @@ bool pb_kvcache_priv_weights_ok(const float *weights, size_t n)
     /* By bit pattern, so that no compiler flag can argue a NaN away: above +infinity's predecessor nothing is good but
      * -0.0. */
     uint32_t bad = 0;
-    for (size_t i = 0; i < n; ++i) {
+    if (pb_kvcache_priv_lanes_best()->plain_weights(weights, n)) {
+        return true;
+    }
+    for (size_t i = 0; i < n; ++i) { /* hardly ever: a -0.0 among them, or a refusal */
         const uint32_t bits = bits_of(weights[i]);
         bad |= (uint32_t)(bits >= INFINITY_BITS) & (uint32_t)(bits != SIGN);
     }

@@ -1,3 +1,5 @@
+#include <string.h>
+
 #include "bits.h"
 #include "checks.h"
 #include "kernels.h"
@@ -12,13 +14,8 @@ static uint64_t lowest_key(double score)
 /* A step's usual eviction: comparing the scores themselves is faster than their keys. */
 static uint32_t first_lowest(const double *scores, size_t n)
 {
-    size_t best = 0;
-    for (size_t i = 1; i < n; ++i) {
-        if (scores[i] < scores[best]) {
-            best = i;
-        }
-    }
-    return (uint32_t)best;
+    double lowest;
+    return (uint32_t)pb_kvcache_priv_lanes_best()->lowest(scores, n, 1, &lowest);
 }
 
 /* The reverse order, so that the highest score has the lowest key. Whatever is not finite comes last. */
@@ -41,7 +38,7 @@ static uint32_t first_highest(const float *scores, size_t n)
     return best;
 }
 
-#define CHOOSE pb_kvcache_priv_choose_lowest
+#define CHOOSE choose_lowest_by_histograms
 #define SCORE double
 #define KEY uint64_t
 #define KEY_BITS 64
@@ -49,13 +46,18 @@ static uint32_t first_highest(const float *scores, size_t n)
 #define FIRST first_lowest
 #include "choose_body.h"
 
-#define CHOOSE pb_kvcache_priv_choose_highest
+#define CHOOSE choose_highest_by_histograms
 #define SCORE float
 #define KEY uint32_t
 #define KEY_BITS 32
 #define KEY_OF highest_key
 #define FIRST first_highest
 #include "choose_body.h"
+
+void pb_kvcache_priv_choose_highest(const float *scores, size_t n, size_t count, uint32_t *chosen)
+{
+    choose_highest_by_histograms(scores, n, count, chosen);
+}
 
 /* The rank-th highest of n keys, rank from 1, known to be in least .. most: the largest key that as many reach. */
 static int32_t nth_highest(const pb_kvcache_priv_lanes *lanes, const int32_t *keys, size_t n, size_t rank,
@@ -149,6 +151,156 @@ void pb_kvcache_priv_choose_highest_of_numbers(const float *scores, size_t n, si
         rank = (size_t)((uint64_t)(count - from_high) * BETWEEN / found);
     }
     pb_kvcache_priv_choose_highest(scores, n, count, chosen);
+}
+
+/* ---- The same choice among doubles: the lowest ---- */
+
+#define KEYS 2048u         /* 16 KB of stack */
+#define SAMPLE_OF_KEYS 512u
+
+/* The rank-th lowest of n keys, rank from 1, and how many are lower. Eight bits at a time from the top. Only the keys
+ * that begin as it does stay, in no longer the same places. */
+static int64_t nth_lowest(int64_t *keys, size_t n, size_t rank, size_t *lower)
+{
+    *lower = 0;
+    for (int shift = 56; shift >= 0 && n > 1; shift -= 8) {
+        uint32_t histogram[256] = {0};
+        for (size_t i = 0; i < n; ++i) {
+            ++histogram[(((uint64_t)keys[i] ^ ((uint64_t)1 << 63)) >> shift) & 255u];
+        }
+        size_t digit = 0;
+        size_t before = 0;
+        while (digit < 255 && before + histogram[digit] < rank) {
+            before += histogram[digit];
+            ++digit;
+        }
+        if (histogram[digit] < n) {
+            size_t kept = 0;
+            for (size_t i = 0; i < n; ++i) {
+                const int64_t key = keys[i];
+                keys[kept] = key;
+                kept += (size_t)(((((uint64_t)key ^ ((uint64_t)1 << 63)) >> shift) & 255u) == digit);
+            }
+            n = kept;
+            rank -= before;
+            *lower += before;
+        }
+    }
+    return keys[0];
+}
+
+/* Where the keys lie that two bounds separate. */
+typedef struct split {
+    size_t lower;  /* below the low bound */
+    size_t to_low; /* at it, and below */
+    size_t inside; /* strictly between */
+} split;
+
+/* Count all n scores, and collect the first KEYS of the keys strictly between. `keys` has room for one more. */
+static split split_keys(const double *scores, size_t n, int64_t low, int64_t high, int64_t *keys)
+{
+    split found = {0, 0, 0};
+    size_t stored = 0;
+    for (size_t i = 0; i < n; ++i) {
+        const int64_t key = key_of_double(scores[i]);
+        const size_t inside = (size_t)(key > low) & (size_t)(key < high);
+        keys[stored] = key;
+        found.lower += (size_t)(key < low);
+        found.to_low += (size_t)(key <= low);
+        found.inside += inside;
+        stored += inside & (size_t)(stored < KEYS);
+    }
+    return found;
+}
+
+/* Indices of the keys below the threshold and of the first `ties` that equal it, ascending: at most `count`. */
+static void write_lowest(const double *scores, size_t n, int64_t threshold, size_t ties, size_t count, uint32_t *chosen)
+{
+    size_t written = 0;
+    size_t i = 0;
+    for (; ties > 0 && written < count && i < n; ++i) {
+        const int64_t key = key_of_double(scores[i]);
+        chosen[written] = (uint32_t)i;
+        written += (size_t)(key <= threshold);
+        ties -= (size_t)(key == threshold);
+    }
+    for (; written < count && i < n; ++i) {
+        chosen[written] = (uint32_t)i;
+        written += (size_t)(key_of_double(scores[i]) < threshold);
+    }
+}
+
+/* The keys of some rank in all scores are almost surely between low and high: three standard deviations to either side
+ * of where the rank would be among the n keys of a sample. `copy` is scratch. */
+static void bracket_lowest(const int64_t *keys, size_t n, size_t rank, int64_t *copy, int64_t *low, int64_t *high)
+{
+    const size_t variance = rank * (n - rank) / n;
+    size_t margin = 2;
+    size_t lower;
+    while (margin * margin < 9 * variance) {
+        ++margin;
+    }
+    if (rank > margin) {
+        memcpy(copy, keys, n * sizeof *keys);
+        *low = nth_lowest(copy, n, rank - margin, &lower);
+    }
+    if (rank + margin <= n) {
+        memcpy(copy, keys, n * sizeof *keys);
+        *high = nth_lowest(copy, n, rank + margin, &lower);
+    }
+}
+
+void pb_kvcache_priv_choose_lowest(const double *scores, size_t n, size_t count, uint32_t *chosen)
+{
+    int64_t keys[KEYS + 1];
+    int64_t copy[KEYS + 1];
+    int64_t low = INT64_MIN;
+    int64_t high = INT64_MAX;
+    if (count <= 1 || count >= n) {
+        choose_lowest_by_histograms(scores, n, count, chosen);
+        return;
+    }
+    /* The first sample, and the threshold's rank in it. Of few scores all keys are at hand. */
+    size_t known = 0;
+    size_t rank = 0;
+    if (n > KEYS) {
+        for (size_t i = 0; i < SAMPLE_OF_KEYS; ++i) {
+            keys[i] = key_of_double(scores[i * (n / SAMPLE_OF_KEYS)]);
+        }
+        known = SAMPLE_OF_KEYS;
+        rank = (size_t)((uint64_t)count * known / n);
+    }
+    for (int round = 0; round < ROUNDS; ++round) {
+        if (known > 0) {
+            bracket_lowest(keys, known, rank, copy, &low, &high);
+        }
+        const split found = split_keys(scores, n, low, high, keys);
+        if (count <= found.to_low) { /* not between: at the lower bound? */
+            if (count <= found.lower) {
+                break;
+            }
+            write_lowest(scores, n, low, count - found.lower, count, chosen);
+            return;
+        }
+        if (count > found.to_low + found.inside) { /* at the upper one? */
+            const split above = split_keys(scores, n, high, INT64_MAX, keys);
+            if (count > above.to_low) {
+                break;
+            }
+            write_lowest(scores, n, high, count - above.lower, count, chosen);
+            return;
+        }
+        rank = count - found.to_low;
+        if (found.inside <= KEYS) { /* all that are between are at hand */
+            size_t lower;
+            const int64_t key = nth_lowest(keys, found.inside, rank, &lower);
+            write_lowest(scores, n, key, rank - lower, count, chosen);
+            return;
+        }
+        known = KEYS; /* the next sample */
+        rank = (size_t)((uint64_t)rank * KEYS / found.inside);
+    }
+    choose_lowest_by_histograms(scores, n, count, chosen);
 }
 
 pb_kvcache_status pb_kvcache_select_top(const float *scores, size_t stride, size_t num_heads, size_t n,

@@ -3,13 +3,13 @@
  * (highest floats).
  *
  * The including file defines, and this one undefines again:
- *   CHOOSE            the name
+ *   CHOOSE            the name of a static function
  *   SCORE             what a score is
  *   KEY, KEY_BITS     an unsigned type and its width
  *   KEY_OF(x)         a key: the lowest keys are chosen
  *   FIRST(s, n)       the index of the first of the lowest keys: the choice of one
  */
-void CHOOSE(const SCORE *scores, size_t n, size_t count, uint32_t *chosen)
+static void CHOOSE(const SCORE *scores, size_t n, size_t count, uint32_t *chosen)
 {
     /* None, one, all */
     if (count == 0 || n == 0) {

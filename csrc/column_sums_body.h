@@ -1,6 +1,5 @@
 /*
- * Column sums of rows of weights: one body for the decode policies (float rows, sums in double, a few columns in
- * registers at a time) and for the prefill selection (three kinds of rows, sums in float, a tile in the first cache).
+ * Column sums of rows of weights for the prefill selection: three kinds of rows, sums in float, a tile in the first cache.
  *
  * The including file defines, and this one undefines again:
  *   COLUMN_SUMS   the name
@@ -10,27 +9,23 @@
  *   SUM           what is summed in
  *   TILE          columns that are summed together
  *
- * sums[i] = 0 + rows[0][i] + rows[1][i] + ..., in this order, whatever TILE is, for i < n. Row r starts at rows +
- * row_of_slot[r] * stride, or rows + r * stride where `row_of_slot` is NULL, and has lengths[r] columns, or n where
- * `lengths` is NULL. A column beyond them counts as 0. `sums` does not overlap the rows. Returns what LOAD has seen.
+ * sums[i] = 0 + rows[0][i] + rows[1][i] + ..., in this order, whatever TILE is, for i < n. Row r starts at
+ * rows + r * stride. `sums` does not overlap the rows. Returns what LOAD has seen.
  */
-TARGET static uint32_t COLUMN_SUMS(const ROW *rows, ptrdiff_t stride, const uint32_t *row_of_slot,
-                                   const uint32_t *lengths, size_t num_rows, size_t n, SUM *sums)
+TARGET static uint32_t COLUMN_SUMS(const ROW *rows, ptrdiff_t stride, size_t num_rows, size_t n, SUM *sums)
 {
     uint32_t seen = 0;
     for (size_t start = 0; start < n; start += TILE) {
         const size_t width = n - start < TILE ? n - start : TILE;
         SUM lanes[TILE] = {0};
         for (size_t row = 0; row < num_rows; ++row) {
-            const ROW *weights = rows + (ptrdiff_t)(row_of_slot == NULL ? row : row_of_slot[row]) * stride + start;
-            const size_t length = lengths != NULL && lengths[row] < n ? lengths[row] : n;
-            if (length >= start + TILE) {
+            const ROW *weights = rows + (ptrdiff_t)row * stride + start;
+            if (width == TILE) {
                 for (size_t lane = 0; lane < TILE; ++lane) {
                     lanes[lane] += (SUM)LOAD(weights[lane]);
                 }
-            } else if (length > start) {
-                const size_t held = length - start;
-                for (size_t lane = 0; lane < held; ++lane) {
+            } else {
+                for (size_t lane = 0; lane < width; ++lane) {
                     lanes[lane] += (SUM)LOAD(weights[lane]);
                 }
             }

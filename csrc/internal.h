@@ -8,7 +8,7 @@
  *   lanes.h                               inner loops, by instruction set
  *   checks.h                              what several functions check
  *   kernels.h: score.c, pool.c, choose.c  score, pool, choose
- *   select.c | rollback.c, policy.c, snapkv.c, pyramidkv.c, baselines.c, state.c, stack.c
+ *   select.c | ring.c, rollback.c, policy.c, snapkv.c, pyramidkv.c, baselines.c, state.c, stack.c
  *
  * allocator.c, budget.c, compact.c, divide.c, plan.c and status.c stand beside these. They call at most checks.c.
  */
@@ -71,24 +71,27 @@ typedef struct pb_kvcache_priv_shape {
     uint32_t obs_window;    /* ring slots */
     uint32_t pool_kernel;
     uint32_t max_rollback;
-    uint32_t doubles; /* arrays of `capacity` doubles: 0 none, 1 `scores`, 2 `scores` and `pooled` */
+    uint32_t doubles; /* arrays of `capacity` doubles: 0 none, 1 `scores`, 2 `scores` and `prefix` */
     size_t bytes;     /* of the whole object */
 } pb_kvcache_priv_shape;
 
 /* What a step has overwritten. Its scores are in `saved`. */
 typedef struct pb_kvcache_priv_undo {
     uint32_t row;        /* that the slot had: one more row of the ring while the step had no attention */
-    uint32_t length;     /* the columns that the slot had */
+    uint32_t length;     /* the indices that the slot had */
+    uint32_t seen;       /* and the gaps that there were when it was written */
     uint32_t observed;   /* 0: only a position joined */
     uint32_t unobserved; /* as it was */
 } pb_kvcache_priv_undo;
 
 /*
- * One block of memory: this struct, then the arrays that it points to, each of `capacity` elements except `lengths` and
- * `row_of_slot` (obs_window), `undo` (max_rollback), `history` (obs_window + max_rollback rows of `capacity`) and
- * `saved` (max_rollback rows of `capacity`). A column of a ring row beyond its length counts as 0, so neither creation
- * nor a step has to write zeros.
+ * One block of memory: this struct, then the arrays that it points to, each of `capacity` elements except `lengths`,
+ * `seen` and `row_of_slot` (obs_window), `gaps` (PB_KVCACHE_PRIV_GAPS where there is a ring), `undo` (max_rollback),
+ * `history` (obs_window + max_rollback rows of `capacity`) and `saved` (max_rollback rows of `capacity`). An index of a
+ * ring row beyond its length counts as 0, so neither creation nor a step has to write zeros. ring.c says what is in the
+ * ring.
  */
+#define PB_KVCACHE_PRIV_GAPS 32u
 struct pb_kvcache {
     pb_kvcache_priv_shape shape;
     pb_allocator allocator; /* alloc is NULL where the memory belongs to someone else: a stack */
@@ -96,13 +99,19 @@ struct pb_kvcache {
     uint32_t cursor;   /* the ring slot that the next observed step fills */
     size_t unobserved; /* newest positions that no observed step has weighed, never dropped. 0 for all but TOVA */
     double *scores;    /* what is remembered of each kept position. SnapKV: scratch */
-    double *pooled;    /* SnapKV: scratch */
+    double *prefix;    /* SnapKV: sums of the ring slots below `summed` */
     double *saved;     /* rows of scores, by place in `undo`. NULL where none are remembered */
     uint32_t *kept;    /* ascending */
-    uint32_t *lengths; /* columns that each ring slot holds */
-    uint32_t *row_of_slot; /* the row of `history` that a ring slot has. NULL: slot s has row s */
+    uint32_t *lengths; /* indices that each ring slot holds */
+    uint32_t *seen;    /* gaps that there were when each ring slot was written */
+    uint32_t *gaps;
+    uint32_t *row_of_slot;      /* the row of `history` that a ring slot has. NULL: slot s has row s */
     pb_kvcache_priv_undo *undo; /* the last steps, the oldest at `undo_first`, in a circle */
-    float *history;        /* by row */
+    float *history;             /* by row */
+    uint32_t gap_count;
+    uint32_t summed;      /* ring slots from 0 on whose sums `prefix` holds. 0: of none */
+    uint32_t summed_seen; /* gaps that there were when it was written */
+    size_t summed_length; /* indices that it holds */
     uint32_t undo_first;
     uint32_t num_undo;
 };
@@ -123,6 +132,32 @@ void pb_kvcache_priv_forget_steps(pb_kvcache *policy);
 
 /* Copy the list of the last steps. The rest has been copied. */
 void pb_kvcache_priv_copy_steps(pb_kvcache *policy, const pb_kvcache *source);
+
+/* ---- The ring of SnapKV: ring.c ---- */
+
+void pb_kvcache_priv_ring_clear(pb_kvcache *policy);
+
+/* A step's weights go to the slot at the cursor, which moves on. */
+void pb_kvcache_priv_ring_observe(pb_kvcache *policy, const float *attn);
+
+/* scores[i] = 0.0 + slot 0's weight of index i + slot 1's + ..., for every kept index. */
+void pb_kvcache_priv_ring_sums(pb_kvcache *policy);
+double pb_kvcache_priv_ring_score(const pb_kvcache *policy, size_t index);
+
+/* Remove the chosen ascending indices, of which there is at least one. kept_count is still the old one. Writes to
+ * `scores`. */
+void pb_kvcache_priv_ring_forget(pb_kvcache *policy, const uint32_t *chosen, size_t count);
+
+/* The weights that a slot holds from an index on, and how many of them lie side by side: 0 where it holds none. */
+const float *pb_kvcache_priv_ring_run(const pb_kvcache *policy, uint32_t slot, size_t index, size_t *run);
+
+/* The columns of a row that holds so many indices, written when there were `seen` gaps: with those that count no more. */
+size_t pb_kvcache_priv_ring_columns(const pb_kvcache *policy, uint32_t length, uint32_t seen);
+
+/* Take over the ring of a cache of the same shape, all but the cursor. */
+void pb_kvcache_priv_ring_copy(pb_kvcache *policy, const pb_kvcache *source);
+
+/* ---- Shapes and calls ---- */
 
 /* The shape of a SnapKV cache that evicts to `effective` and can hold max(effective, params->budget) + 1 positions. */
 pb_kvcache_status pb_kvcache_priv_snapkv_shape(const pb_kvcache_snapkv_params *params, uint32_t effective,

@@ -7,19 +7,14 @@
 /* ---- Of the policies: doubles ---- */
 
 /*
- * Column sums of `num_rows` rows of float weights: sums[i] = 0.0 + rows[0][i] + rows[1][i] + ..., in this order, for
- * i < n. Row r starts at rows + row_of_slot[r] * stride, or at rows + r * stride where row_of_slot is NULL, and has
- * lengths[r] columns (<= n). A column beyond them counts as 0. `sums`
- * does not overlap the rows.
- */
-void pb_kvcache_priv_column_sums(const float *rows, size_t stride, const uint32_t *row_of_slot,
-                                 const uint32_t *lengths, size_t num_rows, size_t n, double *sums);
-
-/*
  * Maximum over the neighbours i-(kernel-1)/2 .. i+(kernel-1)/2, clamped at both ends: pooled[i] for i < n. `kernel` is
- * odd and may exceed n. No NaN. `pooled` does not overlap `scores`.
+ * odd and may exceed n. No NaN. `pooled` may be `scores`.
  */
 void pb_kvcache_priv_pool_max(const double *scores, size_t n, size_t kernel, double *pooled);
+
+/* The index of the lowest of the first `most` of n such maxima, of equal ones the first. 0 < most <= n. A wide kernel
+ * leaves the maxima in `scores`. */
+size_t pb_kvcache_priv_pool_lowest(double *scores, size_t n, size_t kernel, size_t most);
 
 /* Indices of the `count` lowest of n scores (count <= n), ties to the lower index, ascending, to `chosen`. O(n), no
  * allocation. -0.0 equals 0.0. */

@@ -1,12 +1,16 @@
 /*
- * The inner loops that the prefill selection spends its time in: plain loops that a compiler turns into vectors, each
- * element of a vector computed as the scalar would be, so that every instruction set gives the same bits. On x86 the
- * same loops are compiled again for AVX2 and AVX-512. Each call asks the processor which copy it can run.
+ * The inner loops that the prefill selection and the decode policies spend their time in: plain loops that a compiler
+ * turns into vectors, each element of a vector computed as the scalar would be, so that every instruction set gives the
+ * same bits. On x86 the same loops are compiled again for AVX2 and AVX-512. Each call asks the processor which copy it
+ * can run.
  *
  * Microseconds for a row of 32,768 float logits, Zen 5, GCC 12 (SSE2, AVX2, AVX-512):
  *   top 12 1.9 1.0   exps 22 11 5.4   add_scaled 2.2 1.2 1.0   sums 8 3.2 1.5   between 26 26 2.9   above 15 15 1.5
  */
 #include "lanes.h"
+
+#include <math.h>
+#include <string.h>
 
 #include "bits.h"
 
@@ -172,6 +176,8 @@ static void above_portable(const float *x, size_t n, int32_t threshold, size_t t
     }
 }
 
+#include "lanes_decode_portable.h"
+
 #define SET portable
 #define TARGET
 #define BETWEEN between_portable
@@ -179,8 +185,31 @@ static void above_portable(const float *x, size_t n, int32_t threshold, size_t t
 #include "lanes_set.h"
 
 #ifdef CLONES
-#define SET avx2
 #define TARGET __attribute__((target("avx2")))
+#define NAME(function) function##_avx2
+#define VECTOR __m256d
+#define INDICES __m256i
+#define WIDTH 4u
+#define UNROLLED 8u
+#define LOAD(x) _mm256_loadu_pd(x)
+#define STORE(x, vector) _mm256_storeu_pd(x, vector)
+#define STORE_FIRST(x, n, vector)                                                                                     \
+    _mm256_maskstore_pd(x, _mm256_cmpgt_epi64(_mm256_set1_epi64x((int64_t)(n)), _mm256_setr_epi64x(0, 1, 2, 3)), vector)
+#define SPLAT(x) _mm256_set1_pd(x)
+#define SPLAT_INDEX(i) _mm256_set1_epi64x(i)
+#define STORE_INDICES(x, vector) _mm256_storeu_si256((__m256i *)(void *)(x), vector)
+#define ADD(a, b) _mm256_add_pd(a, b)
+#define MAX(a, b) _mm256_max_pd(a, b)
+#define LOAD_FLOATS(x) _mm256_cvtps_pd(_mm_loadu_ps(x))
+#define KEEP_LOWER(x, at, low, low_at)                                                                                \
+    do {                                                                                                              \
+        const __m256d lower_ = _mm256_cmp_pd(x, low, _CMP_LT_OQ);                                                     \
+        low = _mm256_blendv_pd(low, x, lower_);                                                                       \
+        low_at = _mm256_blendv_epi8(low_at, at, _mm256_castpd_si256(lower_));                                         \
+    } while (0)
+#include "lanes_decode.h"
+
+#define SET avx2
 #define BETWEEN between_portable /* what a compiler makes of these for AVX2 is no faster */
 #define ABOVE above_portable
 #include "lanes_set.h"
@@ -191,6 +220,28 @@ static void above_portable(const float *x, size_t n, int32_t threshold, size_t t
 #else
 #define TARGET __attribute__((target(AVX512 ",prefer-vector-width=512")))
 #endif
+
+#define NAME(function) function##_avx512
+#define VECTOR __m512d
+#define INDICES __m512i
+#define WIDTH 8u
+#define UNROLLED 8u
+#define LOAD(x) _mm512_loadu_pd(x)
+#define STORE(x, vector) _mm512_storeu_pd(x, vector)
+#define STORE_FIRST(x, n, vector) _mm512_mask_storeu_pd(x, (__mmask8)((1u << (n)) - 1u), vector)
+#define SPLAT(x) _mm512_set1_pd(x)
+#define SPLAT_INDEX(i) _mm512_set1_epi64(i)
+#define STORE_INDICES(x, vector) _mm512_storeu_si512(x, vector)
+#define ADD(a, b) _mm512_add_pd(a, b)
+#define MAX(a, b) _mm512_max_pd(a, b)
+#define LOAD_FLOATS(x) _mm512_cvtps_pd(_mm256_loadu_ps(x))
+#define KEEP_LOWER(x, at, low, low_at)                                                                                \
+    do {                                                                                                              \
+        const __mmask8 lower_ = _mm512_cmp_pd_mask(x, low, _CMP_LT_OQ);                                               \
+        low = _mm512_mask_mov_pd(low, lower_, x);                                                                     \
+        low_at = _mm512_mask_mov_epi64(low_at, lower_, at);                                                           \
+    } while (0)
+#include "lanes_decode.h"
 
 /* 16 scores as above, and which of them are there: the last vector of a row may be partly beyond it. */
 TARGET static inline __m512i keys_avx512(const float *x, size_t left, bool raw, __mmask16 *there)

@@ -77,7 +77,7 @@ TARGET static double NAME(exps)(const void *row, size_t n, float scale, float to
 
 TARGET static uint32_t NAME(sums)(const void *rows, ptrdiff_t stride, size_t num_rows, size_t n, float *sums)
 {
-    return NAME(sums_)(rows, stride, NULL, NULL, num_rows, n, sums);
+    return NAME(sums_)(rows, stride, num_rows, n, sums);
 }
 
 TARGET static void NAME(convert)(const void *row, size_t n, float *restrict floats)

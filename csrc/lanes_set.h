@@ -43,6 +43,16 @@ TARGET static bool NAME(finite)(const float *x, size_t n)
     return most < INFINITY_BITS;
 }
 
+TARGET static bool NAME(plain_weights)(const float *x, size_t n)
+{
+    uint32_t signs = 0; /* adding this much sets the sign of infinities and NaNs */
+    for (size_t i = 0; i < n; ++i) {
+        const uint32_t bits = bits_of(x[i]);
+        signs |= bits | (bits + (SIGN - INFINITY_BITS));
+    }
+    return signs < SIGN;
+}
+
 TARGET static size_t NAME(below)(const int32_t *keys, size_t n, int32_t pivot)
 {
     uint32_t below = 0;
@@ -77,6 +87,9 @@ static const pb_kvcache_priv_lanes SET = {
     .reaching = NAME(reaching),
     .between = BETWEEN,
     .above = ABOVE,
+    .plain_weights = NAME(plain_weights),
+    .add_rows = NAME(add_rows),
+    .lowest = NAME(lowest),
 };
 
 #undef NAME

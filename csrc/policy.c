@@ -6,6 +6,11 @@
 /* Bytes of the struct, rounded up so that doubles can follow it. */
 #define HEADER ((sizeof(struct pb_kvcache) + sizeof(double) - 1) / sizeof(double) * sizeof(double))
 
+static size_t gaps_bytes(const pb_kvcache_priv_shape *shape)
+{
+    return shape->obs_window > 0 ? PB_KVCACHE_PRIV_GAPS * sizeof(uint32_t) : 0;
+}
+
 pb_kvcache_status pb_kvcache_priv_set_bytes(pb_kvcache_priv_shape *shape)
 {
     /* A position costs 4 bytes in `kept` and in each ring row, and 8 in each array of doubles. A step that can be taken
@@ -15,8 +20,9 @@ pb_kvcache_status pb_kvcache_priv_set_bytes(pb_kvcache_priv_shape *shape)
     const uint64_t ring_rows = shape->obs_window + (shape->obs_window > 0 ? steps : 0);
     const uint64_t doubles = shape->doubles + (shape->doubles == 1 ? steps : 0);
     const uint64_t position = (ring_rows + 1 + 2 * doubles) * sizeof(uint32_t);
-    const uint64_t tables = (steps > 0 ? 2 : 1) * (uint64_t)shape->obs_window;
-    const uint64_t fixed = HEADER + tables * sizeof(uint32_t) + steps * sizeof(pb_kvcache_priv_undo);
+    const uint64_t tables = (steps > 0 ? 3 : 2) * (uint64_t)shape->obs_window;
+    const uint64_t fixed = HEADER + tables * sizeof(uint32_t) + gaps_bytes(shape)
+                           + steps * sizeof(pb_kvcache_priv_undo);
     const uint64_t most = PTRDIFF_MAX;
     if (fixed > most || position > (most - fixed) / shape->capacity) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
@@ -34,14 +40,16 @@ pb_kvcache *pb_kvcache_priv_place(void *memory, const pb_kvcache_priv_shape *sha
     double *after = doubles + shape->doubles * capacity;
     *policy = (pb_kvcache){.shape = *shape};
     policy->scores = doubles;
-    policy->pooled = shape->doubles < 2 ? doubles : doubles + capacity;
+    policy->prefix = shape->doubles < 2 ? doubles : doubles + capacity;
     if (shape->doubles == 1 && steps > 0) {
         policy->saved = after;
         after += steps * capacity;
     }
     policy->kept = (uint32_t *)(void *)after;
     policy->lengths = policy->kept + capacity;
-    policy->undo = (pb_kvcache_priv_undo *)(void *)(policy->lengths + shape->obs_window);
+    policy->seen = policy->lengths + shape->obs_window;
+    policy->gaps = policy->seen + shape->obs_window;
+    policy->undo = (pb_kvcache_priv_undo *)(void *)(policy->gaps + gaps_bytes(shape) / sizeof(uint32_t));
     uint32_t *rest = (uint32_t *)(void *)(policy->undo + steps);
     if (steps > 0 && shape->obs_window > 0) {
         policy->row_of_slot = rest;
@@ -418,13 +426,11 @@ pb_kvcache_status pb_kvcache_copy(pb_kvcache *policy, const pb_kvcache *source)
     if (a->doubles == 1) { /* two arrays are scratch */
         memcpy(policy->scores, source->scores, source->kept_count * sizeof(double));
     }
-    memcpy(policy->lengths, source->lengths, a->obs_window * sizeof(uint32_t));
     if (policy->row_of_slot != NULL) {
         memcpy(policy->row_of_slot, source->row_of_slot, a->obs_window * sizeof(uint32_t));
     }
-    for (uint32_t slot = 0; slot < a->obs_window; ++slot) {
-        memcpy(pb_kvcache_priv_slot(policy, slot), pb_kvcache_priv_slot(source, slot),
-               source->lengths[slot] * sizeof(float));
+    if (a->obs_window > 0) {
+        pb_kvcache_priv_ring_copy(policy, source);
     }
     pb_kvcache_priv_copy_steps(policy, source);
     return PB_KVCACHE_OK;

@@ -3,6 +3,7 @@
 #include "bits.h"
 #include "checks.h"
 #include "kernels.h"
+#include "lanes.h"
 
 #define POOL_MAX pool_max
 #define SCORE double
@@ -17,6 +18,58 @@
 void pb_kvcache_priv_pool_max(const double *scores, size_t n, size_t kernel, double *pooled)
 {
     pool_max(scores, n, kernel, pooled);
+}
+
+/* Kernels up to here take one pass without pooled scores. A wider one is cheaper by doubling. */
+#define NARROW 31u
+
+/* The maximum over the neighbours of one score. */
+static double most_around(const double *scores, size_t n, size_t half, size_t at)
+{
+    size_t i = at > half ? at - half : 0;
+    double most = scores[i];
+    for (++i; i < n && i <= at + half; ++i) {
+        most = scores[i] > most ? scores[i] : most;
+    }
+    return most;
+}
+
+size_t pb_kvcache_priv_pool_lowest(double *scores, size_t n, size_t kernel, size_t most)
+{
+    const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_best();
+    const size_t half = (kernel - 1) / 2;
+    double lowest;
+    if (kernel > NARROW) {
+        pool_max(scores, n, kernel, scores);
+        return lanes->lowest(scores, most, 1, &lowest);
+    }
+    /* The first `half` scores have fewer neighbours before them, the last ones after them */
+    const size_t inner = n > 2 * half ? half : most; /* the first with all neighbours */
+    const size_t outer = n - half < most ? n - half : most;
+    size_t best = 0;
+    double best_score = most_around(scores, n, half, 0);
+    for (size_t i = 1; i < inner && i < most; ++i) {
+        const double score = most_around(scores, n, half, i);
+        if (score < best_score) {
+            best_score = score;
+            best = i;
+        }
+    }
+    if (inner < outer) {
+        const size_t at = lanes->lowest(scores + inner - half, outer - inner, kernel, &lowest);
+        if (lowest < best_score) {
+            best_score = lowest;
+            best = inner + at;
+        }
+    }
+    for (size_t i = inner < outer ? outer : inner; i < most; ++i) {
+        const double score = most_around(scores, n, half, i);
+        if (score < best_score) {
+            best_score = score;
+            best = i;
+        }
+    }
+    return best;
 }
 
 /* Neighbours on either side that a kernel reaches: a kernel beyond 2n - 1 reaches no further. */

@@ -36,6 +36,7 @@ void pb_kvcache_priv_remember(pb_kvcache *policy, bool observed)
     entry->unobserved = (uint32_t)policy->unobserved;
     if (observed && policy->shape.obs_window > 0) {
         entry->length = policy->lengths[policy->cursor];
+        entry->seen = policy->seen[policy->cursor];
         change_rows(policy, entry, policy->cursor);
     }
     if (observed && policy->saved != NULL) {
@@ -58,6 +59,7 @@ static void take_back(pb_kvcache *policy)
     if (entry->observed && policy->shape.obs_window > 0) {
         policy->cursor = policy->cursor > 0 ? policy->cursor - 1 : policy->shape.obs_window - 1;
         policy->lengths[policy->cursor] = entry->length;
+        policy->seen[policy->cursor] = entry->seen;
         change_rows(policy, entry, policy->cursor);
     }
     if (entry->observed && policy->saved != NULL) {
@@ -80,7 +82,7 @@ void pb_kvcache_priv_copy_steps(pb_kvcache *policy, const pb_kvcache *source)
         const size_t held = source->kept_count - (source->num_undo - i); /* positions before the step */
         if (entry->observed && policy->shape.obs_window > 0) {
             memcpy(policy->history + entry->row * capacity, source->history + entry->row * capacity,
-                   entry->length * sizeof(float));
+                   pb_kvcache_priv_ring_columns(source, entry->length, entry->seen) * sizeof(float));
         }
         if (entry->observed && policy->saved != NULL) {
             memcpy(policy->saved + place * capacity, source->saved + place * capacity, held * sizeof(double));

@@ -5,24 +5,6 @@
 #include "kernels.h"
 #include "lanes.h"
 
-/* ---- Decode: sums of the ring's rows, in double ---- */
-
-/* Sixteen columns at a time stay in registers: eight two-lane ones of doubles on the narrowest target (SSE2). */
-#define COLUMN_SUMS ring_sums
-#define TARGET
-#define ROW float
-#define LOAD(x) (x)
-#define SUM double
-#define TILE 16u
-#include "column_sums_body.h"
-#undef TARGET
-
-void pb_kvcache_priv_column_sums(const float *rows, size_t stride, const uint32_t *row_of_slot,
-                                 const uint32_t *lengths, size_t num_rows, size_t n, double *sums)
-{
-    (void)ring_sums(rows, (ptrdiff_t)stride, row_of_slot, lengths, num_rows, n, sums);
-}
-
 /* ---- Prefill: scores of the positions before the window ---- */
 
 static float smaller(float a, float b)

@@ -1,64 +1,26 @@
-#include <string.h>
-
 #include "internal.h"
 #include "kernels.h"
 
-static void observe(pb_kvcache *policy, const float *attn)
-{
-    if (policy->kept_count > 0) {
-        memcpy(pb_kvcache_priv_slot(policy, policy->cursor), attn, policy->kept_count * sizeof(float));
-    }
-    policy->lengths[policy->cursor] = (uint32_t)policy->kept_count;
-    policy->cursor = policy->cursor + 1 < policy->shape.obs_window ? policy->cursor + 1 : 0;
-}
-
 static void choose(pb_kvcache *policy, size_t first, size_t most, size_t count, uint32_t *chosen)
 {
-    const pb_kvcache_priv_shape *shape = &policy->shape;
     (void)first; /* no sinks: the candidates start at index 0 */
-    pb_kvcache_priv_column_sums(policy->history, shape->capacity, policy->row_of_slot, policy->lengths,
-                                shape->obs_window, policy->kept_count, policy->scores);
-    pb_kvcache_priv_pool_max(policy->scores, policy->kept_count, shape->pool_kernel, policy->pooled);
-    pb_kvcache_priv_choose_lowest(policy->pooled, most, count, chosen);
-}
-
-static void forget(pb_kvcache *policy, const uint32_t *chosen, size_t count)
-{
-    for (uint32_t slot = 0; slot < policy->shape.obs_window; ++slot) {
-        uint32_t *length = policy->lengths + slot;
-        size_t held = count; /* chosen indices that this slot has a column for */
-        while (held > 0 && chosen[held - 1] >= *length) {
-            --held;
-        }
-        pb_kvcache_priv_close_gaps(pb_kvcache_priv_slot(policy, slot), *length, sizeof(float), chosen, held);
-        *length -= (uint32_t)held;
+    pb_kvcache_priv_ring_sums(policy);
+    if (count == 1) {
+        chosen[0] = (uint32_t)pb_kvcache_priv_pool_lowest(policy->scores, policy->kept_count,
+                                                          policy->shape.pool_kernel, most);
+        return;
     }
+    pb_kvcache_priv_pool_max(policy->scores, policy->kept_count, policy->shape.pool_kernel, policy->scores);
+    pb_kvcache_priv_choose_lowest(policy->scores, most, count, chosen);
 }
 
-static void clear(pb_kvcache *policy)
-{
-    memset(policy->lengths, 0, policy->shape.obs_window * sizeof(uint32_t));
-}
-
-static double score(const pb_kvcache *policy, size_t index)
-{
-    double sum = 0.0;
-    for (uint32_t slot = 0; slot < policy->shape.obs_window; ++slot) {
-        if (index < policy->lengths[slot]) {
-            sum += (double)pb_kvcache_priv_slot(policy, slot)[index];
-        }
-    }
-    return sum;
-}
-
-static const pb_kvcache_priv_rules snapkv_rules = {
-    .kind = PB_KVCACHE_PRIV_SNAPKV,
-    .observe = observe,
-    .choose = choose,
-    .forget = forget,
-    .join = NULL,
-    .clear = clear,
-    .score = score};
+static const pb_kvcache_priv_rules snapkv_rules = {.kind = PB_KVCACHE_PRIV_SNAPKV,
+                                                   .observe = pb_kvcache_priv_ring_observe,
+                                                   .choose = choose,
+                                                   .forget = pb_kvcache_priv_ring_forget,
+                                                   .join = NULL,
+                                                   .clear = pb_kvcache_priv_ring_clear,
+                                                   .score = pb_kvcache_priv_ring_score};
 
 pb_kvcache_status pb_kvcache_priv_snapkv_shape(const pb_kvcache_snapkv_params *params, uint32_t effective,
                                                pb_kvcache_priv_shape *shape)

@@ -118,9 +118,12 @@ static void put_cache(writer *out, const pb_kvcache *policy)
         put(out, policy->lengths[slot]);
     }
     for (uint32_t slot = 0; slot < policy->shape.obs_window; ++slot) {
-        const float *row = pb_kvcache_priv_slot(policy, slot);
-        for (uint32_t i = 0; i < policy->lengths[slot]; ++i) {
-            put(out, bits_of(row[i]));
+        size_t run;
+        for (size_t i = 0; i < policy->lengths[slot]; i += run) {
+            const float *weights = pb_kvcache_priv_ring_run(policy, slot, i, &run);
+            for (size_t j = 0; j < run; ++j) {
+                put(out, bits_of(weights[j]));
+            }
         }
     }
 }
@@ -208,6 +211,9 @@ static pb_kvcache_status get_cache(reader *in, pb_kvcache *policy, bool take)
         policy->cursor = cursor;
         policy->kept_count = count;
         policy->unobserved = unobserved;
+        if (slots > 0) {
+            pb_kvcache_priv_ring_clear(policy); /* no gaps: rows come as they are */
+        }
     }
     for (size_t i = 0; take && i < count; ++i) {
         policy->kept[i] = word_at(kept + i * WORD);

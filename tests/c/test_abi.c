@@ -89,6 +89,12 @@ static void structs(void)
     AT(pb_kvcache_rows, row_stride, 5 * POINTER);
 }
 
+/* Beside the positions: two numbers a slot, and what the ring of any size has. */
+static size_t ring_bytes(size_t slots)
+{
+    return slots == 0 ? 0 : 4 * (2 * slots + PB_KVCACHE_PRIV_GAPS);
+}
+
 /* policy.h: max(effective, budget) + 1 + spare positions, and bytes for each of them beside a fixed part. */
 static void capacities(void)
 {
@@ -107,9 +113,9 @@ static void capacities(void)
         {&pb_kvcache_snapkv, {100, 8, 16, 7, 16}, 117, 16 * 4 + 20, 16, 0}, /* and 16 spare */
         {&pb_kvcache_pyramidkv, {100, 3, 4, 4, 8, 16, 7, 1}, 102, 16 * 4 + 20, 16, 0},
         {&pb_kvcache_sliding_window, {100, 9}, 110, 4, 0, 0},
-        {&pb_kvcache_snapkv, {100, 8, 16, 7, 0, 5}, 101, 16 * 4 + 20 + 5 * 4, 16, 5 * 16 + 16 * 4}, /* 5 to undo */
-        {&pb_kvcache_sliding_window, {100, 0, 5}, 101, 4, 0, 5 * 16},
-        {&pb_kvcache_tova, {100, 0, 5}, 101, 12 + 5 * 8, 0, 5 * 16},
+        {&pb_kvcache_snapkv, {100, 8, 16, 7, 0, 5}, 101, 16 * 4 + 20 + 5 * 4, 16, 5 * 20 + 16 * 4}, /* 5 to undo */
+        {&pb_kvcache_sliding_window, {100, 0, 5}, 101, 4, 0, 5 * 20},
+        {&pb_kvcache_tova, {100, 0, 5}, 101, 12 + 5 * 8, 0, 5 * 20},
         {&pb_kvcache_h2o, {100, 8, 9}, 110, 12, 0, 0},
         {&pb_kvcache_sliding_window, {100}, 101, 4, 0, 0},
         {&pb_kvcache_streaming_llm, {100, 4}, 101, 4, 0, 0},
@@ -123,7 +129,7 @@ static void capacities(void)
         pb_kvcache *cache = cases[i].policy->create(cases[i].params, NULL, NULL);
         CHECK(pb_kvcache_capacity(cache) == cases[i].capacity);
         CHECK(cases[i].policy->memory_bytes(cache)
-              == fixed + 4 * cases[i].ring + cases[i].rest + cases[i].position * cases[i].capacity);
+              == fixed + ring_bytes(cases[i].ring) + cases[i].rest + cases[i].position * cases[i].capacity);
         cases[i].policy->destroy(cache);
     }
     /* stack.h: the caches, each rounded up to 8 bytes, a pointer for each, and a fixed part. */
@@ -133,7 +139,7 @@ static void capacities(void)
     pb_kvcache_stack *stack = pb_kvcache_stack_create(&params, budgets, NULL);
     for (uint32_t cache = 0; cache < CACHES; ++cache) {
         CHECK(pb_kvcache_capacity(pb_kvcache_stack_layer(stack, cache)) == budgets[cache] + 1);
-        together += up(fixed + 4 * 16 + (16 * 4 + 20) * (budgets[cache] + (size_t)1), 8);
+        together += up(fixed + ring_bytes(16) + (16 * 4 + 20) * (budgets[cache] + (size_t)1), 8);
     }
     const size_t rest = pb_kvcache_stack_memory_bytes(stack) - together;
     CHECK(rest >= CACHES * POINTER && rest <= CACHES * POINTER + 64);

@@ -29,7 +29,7 @@
  * Memory, all of it taken at creation: a fixed part of about 100 bytes, and for each position of the capacity 4 bytes
  * (sliding_window, streaming_llm), 12 (h2o, tova, scissorhands) or obs_window * 4 + 20 (snapkv, pyramidkv).
  *
- * With max_rollback the last steps can be taken back, as speculative decoding needs it. Each costs 16 bytes, and for
+ * With max_rollback the last steps can be taken back, as speculative decoding needs it. Each costs 20 bytes, and for
  * each position 4 (snapkv, pyramidkv) or 8 (h2o, tova, scissorhands). A ring takes obs_window * 4 more.
  *
  * Threads: nothing is shared between instances. One instance must not be used by two threads at once.

@@ -5,7 +5,7 @@
  * Scores are pooled: each becomes the maximum over `pool_kernel` kept neighbours, so that a phrase stays whole. The
  * lowest pooled scores are dropped, the lower position first on a tie. The newest `recent_window` positions are safe.
  *
- * Capacity: budget + 1 + spare positions. Memory, all of it at creation: about 100 bytes, obs_window * 4, and for each
+ * Capacity: budget + 1 + spare positions. Memory, all of it at creation: about 300 bytes, obs_window * 8, and for each
  * position of the capacity obs_window * 4 + 20.
  */
 #ifndef PB_KVCACHE_SNAPKV_H
