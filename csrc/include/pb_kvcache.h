@@ -15,6 +15,7 @@
  *   stack.h      a whole model's caches, one per layer
  *   select.h     prefill selection: which positions of a prompt each KV head keeps
  *   compact.h    move the kept rows of keys or values to the front
+ *   blocks.h     whole blocks, for paged engines: which are kept, and which an eviction frees
  *
  * Rules that hold everywhere:
  *
@@ -55,5 +56,6 @@
 #include "pb_kvcache/stack.h"
 #include "pb_kvcache/select.h"
 #include "pb_kvcache/compact.h"
+#include "pb_kvcache/blocks.h"
 
 #endif
