@@ -6,6 +6,8 @@ import math
 from fractions import Fraction
 from itertools import combinations
 
+LARGEST = Fraction(2**128 - 2**104)  # float32
+
 
 def to_blocks(positions, block_size):
     """Return the blocks of positions and how many each holds."""
@@ -16,7 +18,7 @@ def to_blocks(positions, block_size):
 def block_select(scores, budget, block_size, window, reduce):
     """Return the blocks that each row of scores keeps.
 
-    What is not finite makes a sum or mean the lowest. A sum is at most the largest float32.
+    What is not finite makes a sum or mean the lowest. A sum stays within float32's range.
     """
 
     def fold(values):
@@ -24,7 +26,7 @@ def block_select(scores, budget, block_size, window, reduce):
         if not finite or (reduce != "max" and len(finite) < len(values)):
             return -math.inf
         folded = {"max": max(finite), "sum": sum(finite), "mean": sum(finite) / block_size}[reduce]
-        return min(folded, Fraction(2**128 - 2**104))
+        return max(min(folded, LARGEST), -LARGEST)
 
     kept = []
     for row in scores:

@@ -28,12 +28,14 @@ static void test_to_blocks(void)
     REFUSED(PB_KVCACHE_ERROR_BLOCK_SIZE, positions, 4, 0, out, out + 4, 4, &found);
     REFUSED(PB_KVCACHE_ERROR_TOO_LARGE, positions, SIZE_MAX, 2, out, out + 4, 4, &found);
     REFUSED(PB_KVCACHE_ERROR_ALIGNMENT, positions, 4, 2, (uint32_t *)(void *)((char *)out + 1), out + 4, 4, &found);
+    REFUSED(PB_KVCACHE_ERROR_ALIGNMENT, positions, 4, 2, out, (uint32_t *)(void *)((char *)out + 17), 4, &found);
     REFUSED(PB_KVCACHE_ERROR_POSITION, out, 4, 2, out + 4, out + 8, 4, &found);
     REFUSED(PB_KVCACHE_ERROR_CAPACITY, positions, 4, 2, out, out + 4, 3, &found);
     REFUSED(PB_KVCACHE_ERROR_OVERLAP, positions, 4, 2, out, out + 2, 4, &found);
 #undef REFUSED
     uint32_t shared[6] = {1, 2, 3, 9, 9, 9};
     CHECK(pb_kvcache_to_blocks(shared, 3, 1, shared + 2, shared + 3, 3, &found) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(pb_kvcache_to_blocks(shared, 3, 1, shared + 3, shared + 2, 3, &found) == PB_KVCACHE_ERROR_OVERLAP);
     CHECK(shared[2] == 3 && shared[3] == 9);
     /* Exactly the room that is needed, and nothing beyond it */
     memset(out, 0xAB, sizeof out);
@@ -169,6 +171,7 @@ static void test_block_moves(void)
     CALL(c.block_size = 0, PB_KVCACHE_ERROR_BLOCK_SIZE);
     CALL(c.num_blocks = SIZE_MAX, PB_KVCACHE_ERROR_TOO_LARGE);
     CALL(c.count = SIZE_MAX, PB_KVCACHE_ERROR_TOO_LARGE);
+    CALL(c.block_size = SIZE_MAX, PB_KVCACHE_ERROR_TOO_LARGE);
     CALL(table[1] = UINT32_MAX / 4 + 1, PB_KVCACHE_ERROR_TOO_LARGE);
     CALL(c.size = needed - 1, PB_KVCACHE_ERROR_WORKSPACE);
     CALL(c.capacity = ROWS - 1, PB_KVCACHE_ERROR_CAPACITY);

@@ -72,6 +72,15 @@ def by_hand() -> list[dict[str, Any]]:
         block_select(
             "a sum beyond float is the largest float", [[top, top, top, 0, top, top, 1, 1]], 6, 2, 2, reduce="sum"
         ),
+        block_select(
+            "a sum below float is above what is none",
+            [[math.nan, 0, -top, -top, 0, 0]],
+            4,
+            2,
+            2,
+            reduce="sum",
+            nan="lowest",
+        ),
         block_select("a NaN, refused", [[1, math.nan, 2, 3]], 4, 2, 2, "score"),
         block_select("a NaN is no maximum", [[1, math.nan, 2, 3, 0, 0]], 4, 2, 2, nan="lowest"),
         block_select("a NaN makes a sum the lowest", [[9, math.nan, 2, 3, 0, 0]], 4, 2, 2, nan="lowest", reduce="sum"),

@@ -55,7 +55,7 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_block_select_workspace_size(size_t n
 /*
  * Which whole blocks each head keeps: those that hold a position of the window, and the best of the others by the
  * scores in them, the lower block on a tie. A sum is made in double from left to right, a mean divides it by
- * block_size, and both are rounded to float, at most the largest finite one.
+ * block_size, and both are rounded to float, to the largest finite one where they are beyond it.
  *
  *   scores         row h starts at scores + h * stride, n - window floats, read only
  *   stride         floats from row to row
