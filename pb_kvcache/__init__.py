@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:  # usually Python found a source tree befor
     ) from error
 
 from ._baselines import H2O, TOVA, FullCache, Scissorhands, SlidingWindow, StreamingLLM
-from ._blocks import block_select, to_blocks, to_mask, to_ranges
+from ._blocks import BlockMoves, block_moves, block_select, to_blocks, to_mask, to_ranges
 from ._budget import pyramid_budget, pyramid_budgets
 from ._choose import select_top
 from ._compact import compact
@@ -36,6 +36,7 @@ __version__ = str(_ffi.string(_lib.pb_kvcache_version()), "ascii")
 __all__ = [
     "H2O",
     "TOVA",
+    "BlockMoves",
     "CacheFullError",
     "FullCache",
     "HeadPlan",
@@ -52,6 +53,7 @@ __all__ = [
     "StackLayer",
     "StreamingLLM",
     "__version__",
+    "block_moves",
     "block_select",
     "compact",
     "divide",

@@ -1,17 +1,18 @@
-"""For paged engines: kept positions as blocks, runs or a mask, and the choice of whole blocks."""
+"""For paged engines: kept positions as blocks, runs or a mask, whole blocks kept, and holes closed at decode."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ._calls import ScoreRows
-from ._checks import UINT32_MAX, integer, shown
-from ._choose import select_top
-from ._native import lib
+from ._calls import OK, ScoreRows, floats, scratch, words, workspace_size
+from ._checks import UINT32_MAX, integer, shown, uint32_array
+from ._errors import status_text
+from ._native import ffi, lib
 from ._options import NAN, REDUCE, at_least, choice
 from ._positions import ascending
 from ._tensor import as_numpy, on_other_device
@@ -41,8 +42,15 @@ def to_blocks(indices: Any, block_size: int) -> Any:
     size = min(at_least("block_size", block_size, 1), UINT32_MAX + 1)
 
     def one(name: str, row: Any) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-        blocks, fill = np.unique(ascending(name, row) // np.uint64(size), return_counts=True)
-        return blocks.astype(np.uint32), fill.astype(np.uint32)
+        positions = ascending(name, row)
+        blocks, fill = np.empty_like(positions), np.empty_like(positions)
+        found = ffi.new("size_t *")
+        status = lib.pb_kvcache_to_blocks(
+            words(positions), len(positions), size, words(blocks), words(fill), len(positions), found
+        )
+        if status != OK:
+            raise RuntimeError(status_text(status))
+        return blocks[: found[0]].copy(), fill[: found[0]].copy()
 
     return _each_row("indices", indices, one)
 
@@ -133,35 +141,142 @@ def block_select(
     TypeError, ValueError
         An argument or a score that breaks a rule.
     """
-    size = at_least("block_size", block_size, 1)
+    size = min(at_least("block_size", block_size, 1), UINT32_MAX + 1)
     last = at_least("window", window, 1)
     positions = integer("budget", budget)
-    choice("reduce", reduce, REDUCE)
-    fold = np.maximum if reduce == "max" else np.add
+    fold, rule = choice("reduce", reduce, REDUCE), choice("nan", nan, NAN)
     device = scores.device if on_other_device("scores", scores) else None
     if device is not None:
         scores = scores.detach().cpu()
-    rule = choice("nan", nan, NAN)
     given = ScoreRows(scores)
     rows = given.rows
     scored = given.shape[-1]
     if scored < 1:
         raise ValueError(f"scores: has shape {given.shape}, must hold at least one score a row")
-    total = -(-(scored + last) // size)
-    safe = scored // size  # the first block with a position of the window
+    n = scored + last
+    if n > UINT32_MAX:
+        raise ValueError(f"window = {shown(last)}: must leave n, the window and {scored} scores, at most {UINT32_MAX}")
+    total = -(-n // size)
+    of_window = total - scored // size
     keep = min(positions // size, total)
-    if keep < total - safe:
+    if keep < of_window:
         raise ValueError(
-            f"budget = {shown(positions)}: must be at least the {total - safe} blocks of the window, {size} each"
+            f"budget = {shown(positions)}: must be at least the {of_window} blocks of the window, {size} each"
         )
-    if rule == NAN["raise"] and not np.isfinite(rows).all():
-        raise given.refusal(lib.PB_KVCACHE_ERROR_SCORE)
-    always = np.broadcast_to(np.arange(safe, total, dtype=np.uint32), (len(rows), total - safe))
-    whole = np.where(np.isfinite(rows), rows, np.float32(-np.inf))[:, : safe * size].reshape(len(rows), safe, size)
-    folded = np.asarray(fold.reduce(whole, axis=-1), np.float32)
-    if reduce == "mean":
-        folded /= np.float32(size)
-    best = np.asarray(select_top(np.ascontiguousarray(folded), keep - (total - safe), nan="lowest"))
-    blocks = np.concatenate([best, always], axis=1)
+    blocks = np.empty((len(rows), keep), np.uint32)
+    if rows.size:
+        needed = workspace_size(lib.pb_kvcache_block_select_workspace_size, n, last, size)
+        status = lib.pb_kvcache_block_select(
+            floats(rows),
+            scored,
+            len(rows),
+            n,
+            last,
+            size,
+            fold,
+            rule,
+            words(np.full(len(rows), min(positions, UINT32_MAX), np.uint32)),
+            scratch(needed),
+            needed,
+            words(blocks),
+            keep,
+            blocks.size,
+        )
+        if status != OK:
+            raise given.refusal(status)
     result = given.give(blocks, *given.shape[:-1], keep)
     return result if device is None else result.to(device)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMoves:
+    """How the holes of a cache in blocks close after an eviction: what :func:`block_moves` returns.
+
+    Attributes
+    ----------
+    moves
+        ``(moves, 2)`` uint32: the slots, ``block * block_size + row in the block``, that each row is copied from and
+        to. No slot is read and written, so that they can be copied in any order or all at once:
+        ``memory[moves[:, 1]] = memory[moves[:, 0]]``.
+    order
+        ``(kept,)`` uint32: for each row of the new cache the row that it was. What the caller holds by row goes along:
+        ``positions = positions[order]``.
+    table
+        ``(blocks,)`` uint32: the blocks of the new cache, of which all but the last are full.
+    freed
+        uint32: the blocks that are free.
+    """
+
+    moves: npt.NDArray[np.uint32]
+    order: npt.NDArray[np.uint32]
+    table: npt.NDArray[np.uint32]
+    freed: npt.NDArray[np.uint32]
+
+
+def block_moves(rows: Any, table: Any, block_size: int) -> BlockMoves:
+    """Return which rows of a cache in blocks move after an eviction, and which blocks become free.
+
+    What is left is ``ceil(len(rows) / block_size)`` blocks: all full but the last, whose rows are at its front. Rows of
+    a full block stay where they are, and no choice of blocks copies fewer rows.
+
+    Parameters
+    ----------
+    rows
+        The rows that the eviction left, ascending. Row ``r`` is in block ``table[r // block_size]``.
+    table
+        The cache's blocks, each once.
+    block_size
+        Rows per block.
+
+    Returns
+    -------
+    BlockMoves
+        The copies, the new order of the rows, the new table and the free blocks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument that breaks a rule.
+
+    Notes
+    -----
+    Rows change places with respect to each other. Attention does not depend on that, as long as their positions go
+    along. Where several choices copy as few rows, the last block is the one furthest back in the table. Of the other
+    blocks the fuller ones stay, and of equals the first in the table.
+    """
+    size = at_least("block_size", block_size, 1)
+    blocks = uint32_array("table", table, 1).copy()
+    slots = UINT32_MAX + 1
+    if size > UINT32_MAX:
+        raise ValueError(f"block_size = {shown(size)}: must be at most {UINT32_MAX}")
+    beyond = np.flatnonzero(blocks >= slots // size)
+    if beyond.size:
+        raise ValueError(
+            f"table[{beyond[0]}] = {blocks[beyond[0]]}: must be below {slots // size}, so that slots, {size} a block, "
+            "have numbers below 2**32"
+        )
+    if len(np.unique(blocks)) != len(blocks):
+        raise ValueError("table: must hold each block once")
+    kept = ascending("rows", rows, len(blocks) * size)
+    count = len(kept)
+    order = np.empty_like(kept)
+    moves = np.empty((count, 2), np.uint32)
+    found = ffi.new("size_t *")
+    needed = workspace_size(lib.pb_kvcache_block_moves_workspace_size, len(blocks))
+    status = lib.pb_kvcache_block_moves(
+        words(blocks),
+        len(blocks),
+        words(kept),
+        count,
+        size,
+        scratch(needed),
+        needed,
+        words(order),
+        ffi.cast("pb_kvcache_move *", words(moves)),
+        count,
+        found,
+    )
+    if status != OK:
+        raise RuntimeError(status_text(status))
+    used = -(-count // size)
+    return BlockMoves(moves[: found[0]].copy(), order, blocks[:used], blocks[used:])

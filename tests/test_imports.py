@@ -28,6 +28,7 @@ for options in ({}, {"threads": 2}):
 pb.select_from_scores(scores, 9, 3)
 pb.select_top(pb.pool_scores(scores, 3, "avg"), 5)
 pb.block_select(scores, 16, block_size=8, window=4)
+pb.block_moves([0, 3], [5, 6], 2)
 pb.to_blocks(kept, 4), pb.to_mask(kept, 40), pb.to_ranges(kept)
 pb.plan(4, total=400, ratio=4)
 pb.divide([1, 4], [[0.0, 1.0], [0.0, 2.0]], 5)

@@ -62,6 +62,7 @@ ANSWERS = {
     "stack": "victims",
     "select": "kept",
     "compact": "front",
+    "blocks": "freed",
 }
 
 

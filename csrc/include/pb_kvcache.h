@@ -16,6 +16,7 @@
  *   state.h      what a cache or stack holds and remembers, as bytes
  *   select.h     prefill selection: which positions of a prompt each KV head keeps
  *   compact.h    move the kept rows of keys or values to the front
+ *   blocks.h     whole blocks, for paged engines: which are kept, and which an eviction frees
  *
  * Rules that hold everywhere:
  *
@@ -58,5 +59,6 @@
 #include "pb_kvcache/state.h"
 #include "pb_kvcache/select.h"
 #include "pb_kvcache/compact.h"
+#include "pb_kvcache/blocks.h"
 
 #endif

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import budget, divide, plan, policy, select, stack
+from . import blocks, budget, divide, plan, policy, select, stack
 
 #: By kind: what runs a case, and raises AssertionError where it fails.
 RUNNERS: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -23,6 +23,7 @@ RUNNERS: dict[str, Callable[[dict[str, Any]], None]] = {
     "refusal": policy.run_refusal,
     "select": select.run,
     "compact": select.run_compact,
+    "blocks": blocks.run,
     "stack": stack.run,
     "stack_refusal": stack.run_refusal,
 }

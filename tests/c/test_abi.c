@@ -85,6 +85,8 @@ static void structs(void)
     AT(pb_kvcache_select_params, edge, 8 + POINTER);
     AT(pb_kvcache_select_params, nan, 12 + POINTER);
     SIZE(pb_kvcache_select_params, 16 + POINTER);
+    SIZE(pb_kvcache_move, 8);
+    AT(pb_kvcache_move, to, 4);
     SIZE(pb_kvcache_rows, 6 * POINTER);
     AT(pb_kvcache_rows, row_stride, 5 * POINTER);
 }

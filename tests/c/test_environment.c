@@ -227,6 +227,10 @@ static void selection(unsigned environment, unsigned kind, size_t n, pb_kvcache_
     uint32_t *kept = guarded(KV_HEADS * n * sizeof *kept);
     uint32_t *again = guarded(KV_HEADS * n * sizeof *again);
     float *scores = guarded(KV_HEADS * scored * sizeof *scores);
+    enum { BLOCK = 4 };
+    const size_t all_blocks = (n - 1) / BLOCK + 1;
+    const uint32_t block_budgets[KV_HEADS] = {(uint32_t)(all_blocks / 2 + 2) * BLOCK, (uint32_t)all_blocks * BLOCK};
+    uint32_t *blocks = guarded(KV_HEADS * all_blocks * sizeof *blocks);
     environment_enter(environment);
     const pb_kvcache_status selected
         = pb_kvcache_select(&attn, &params, budgets, 0, KV_HEADS, workspace, size, kept, n, KV_HEADS * n);
@@ -235,7 +239,17 @@ static void selection(unsigned environment, unsigned kind, size_t n, pb_kvcache_
     const pb_kvcache_status from_scores
         = pb_kvcache_select_from_scores(scores, scored, KV_HEADS, n, WINDOW, &params, budgets, workspace, size, again, n,
                                         KV_HEADS * n);
+    const pb_kvcache_status in_blocks
+        = pb_kvcache_block_select(scores, scored, KV_HEADS, n, WINDOW, BLOCK, params.reduce, params.nan, block_budgets,
+                                  workspace, size, blocks, all_blocks, KV_HEADS * all_blocks);
     environment_leave();
+    CHECK(in_blocks == PB_KVCACHE_OK);
+    for (size_t head = 0; head < KV_HEADS; ++head) {
+        const size_t wanted = block_budgets[head] / BLOCK < all_blocks ? block_budgets[head] / BLOCK : all_blocks;
+        CHECK(ascending(blocks + head * all_blocks, wanted, all_blocks));
+    }
+    CHECK(intact(blocks, KV_HEADS * all_blocks * sizeof *blocks));
+    free(blocks);
     CHECK(selected == PB_KVCACHE_OK && scored_ == PB_KVCACHE_OK && from_scores == PB_KVCACHE_OK);
     for (size_t head = 0; head < KV_HEADS; ++head) {
         const uint32_t *row = kept + head * n;

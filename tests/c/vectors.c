@@ -20,6 +20,7 @@ static const struct {
     {"refusal", vectors_refusal},
     {"select", vectors_select},
     {"compact", vectors_compact},
+    {"blocks", vectors_blocks},
     {"stack", vectors_stack},
     {"stack_refusal", vectors_stack_refusal},
 };
@@ -116,6 +117,7 @@ pb_kvcache_status vectors_status(const json *name)
         {"budget_window", PB_KVCACHE_ERROR_BUDGET_WINDOW},
         {"index", PB_KVCACHE_ERROR_INDEX},
         {"sinks", PB_KVCACHE_ERROR_SINKS},
+        {"block_size", PB_KVCACHE_ERROR_BLOCK_SIZE},
     };
     if (json_is_null(name) || strcmp(json_string(name), "ok") == 0) {
         return PB_KVCACHE_OK;

@@ -19,6 +19,7 @@ vectors_run vectors_stack; /* vectors_stack.c */
 vectors_run vectors_stack_refusal;
 vectors_run vectors_select; /* vectors_select.c */
 vectors_run vectors_compact;
+vectors_run vectors_blocks; /* vectors_blocks.c */
 
 /* Say why the case failed. Returns false, so that a runner can return it. */
 bool vectors_fail(const char *format, ...);

@@ -2,7 +2,7 @@
  * What a call answers. 0 is success. Every failure is a negative code whose value never changes meaning.
  *
  * Ranges: -1 to -29 the core, -30 to -49 the planner, -50 to -69 the prefill selection, -70 to -89 baselines and
- * stacks.
+ * stacks, -90 to -99 blocks.
  */
 #ifndef PB_KVCACHE_STATUS_H
 #define PB_KVCACHE_STATUS_H
@@ -115,7 +115,9 @@ typedef enum pb_kvcache_status {
     /* An index is not below n or does not ascend. */
     PB_KVCACHE_ERROR_INDEX = -64,
     /* sinks is not smaller than budget. */
-    PB_KVCACHE_ERROR_SINKS = -70
+    PB_KVCACHE_ERROR_SINKS = -70,
+    /* block_size is 0. */
+    PB_KVCACHE_ERROR_BLOCK_SIZE = -90
 } pb_kvcache_status;
 
 /* One English sentence that says which rule was broken: a static string, also for a code that is not in the list. */
