@@ -221,7 +221,7 @@ def test_a_model_without_attention_is_refused() -> None:
     transformers = pytest.importorskip("transformers", reason="needs the transformers extra")
     config = transformers.MambaConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, state_size=8)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    with pytest.raises(ValueError, match="model: mamba (has no layer that caches|does not run)"):
+    with pytest.raises(ValueError, match=r"model: mamba (has no layer that caches|does not run)"):
         record.record_ids(model, IDS)
 
 
