@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,15 +91,31 @@ def _quiet(torch: Any, transformers: Any) -> Iterator[None]:
     """Keep transformers from warning of a model that nobody will use, and torch from looking at its numbers."""
     distribution = torch.distributions.Distribution
     verbosity, validates = transformers.logging.get_verbosity(), distribution._validate_args
+    # Many releases switch autocast off for their rotary angles, by the device's name, and it knows no meta device.
+    asked = {name: getattr(torch, name) for name in ("autocast", "is_autocast_enabled")}
     transformers.logging.set_verbosity_error()
+    for name, function in asked.items():
+        setattr(torch, name, _without_meta(function))
     distribution.set_default_validate_args(False)  # a mean and a deviation of no number cannot be compared with 0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        for name, function in asked.items():
+            setattr(torch, name, function)
         distribution.set_default_validate_args(validates)
         transformers.logging.set_verbosity(verbosity)
+
+
+def _without_meta(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a device's type that takes the meta device for the CPU."""
+
+    def asked_of_cpu(*arguments: Any, **options: Any) -> Any:
+        known = ["cpu" if value == "meta" else value for value in arguments]
+        return function(*known, **{name: "cpu" if value == "meta" else value for name, value in options.items()})
+
+    return asked_of_cpu
 
 
 def _extra(module: str, name: object) -> Any:

@@ -130,7 +130,8 @@ def _parse(content: Any) -> ModelConfig:
         raise ValueError(f"model_type = {whole.get('model_type')!r}: must be a string")
     family, layers = cached_layers(whole)
     if not any(layer.elements for layer in layers):
-        raise ValueError(f"model_type = {family!r}: no layer of it holds keys and values, so there is nothing to plan")
+        rule = "no layer of it holds keys and values in a DynamicCache"
+        raise ValueError(f"model_type = {family!r}: {rule}, so there is nothing to plan")
     return ModelConfig(family, dtype, layers)
 
 

@@ -144,10 +144,13 @@ def test_without_the_extra_it_is_named(missing: str, tmp_path: Path, monkeypatch
 def test_warnings_and_settings_are_as_they_were(recwarn: pytest.WarningsRecorder) -> None:
     import torch
 
-    before = transformers.logging.get_verbosity(), torch.distributions.Distribution._validate_args
+    def settings() -> tuple[Any, ...]:
+        return transformers.logging.get_verbosity(), torch.distributions.Distribution._validate_args, torch.autocast
+
+    before = settings()
     with pytest.raises(ValueError, match="has no such family"):
         cached_layers({"model_type": "nothing"})
     cached_layers(FAMILIES["gemma3n"][0])
-    assert (transformers.logging.get_verbosity(), torch.distributions.Distribution._validate_args) == before
+    assert settings() == before
     assert torch.empty(1).device.type == "cpu"
     assert not recwarn.list

@@ -45,6 +45,7 @@ def test_a_row_makes_its_own_class_at_the_budget_it_is_given() -> None:
         ("pyramidkv:3/2", "PyramidKV 3/2"),
         ("pyramidkv:2/4", "PyramidKV 2/4 (inverted)"),
         ("plan:folder/mine.json", "SnapKV, mine.json"),
+        ("plan:folder/\x1b[31mred\n.json", r"SnapKV, \x1b[31mred\n.json"),
     ],
 )
 def test_labels_are_names_as_people_write_them(policy: str, label: str) -> None:

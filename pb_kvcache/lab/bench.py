@@ -20,7 +20,9 @@ import itertools
 import os
 import platform
 import re
+import signal
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
@@ -366,7 +368,9 @@ def _runs(source: Trace | str, checksum: int, tasks: list[_Task], jobs: int) -> 
     parallel = joblib.Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator")
     done = 0
     try:
-        for run in parallel(joblib.delayed(_replay)(source, checksum, task) for task in tasks):
+        with _interrupts_ignored():
+            runs = parallel(joblib.delayed(_replay)(source, checksum, task) for task in tasks)
+        for run in runs:
             yield run
             done += 1
     except _lost_workers() as error:
@@ -376,6 +380,23 @@ def _runs(source: Trace | str, checksum: int, tasks: list[_Task], jobs: int) -> 
             f"jobs = {jobs}: a worker process was ended, perhaps for lack of memory, with {done} of {len(tasks)} runs "
             f"done and {_called(tasks[done])} next. Fewer jobs take less memory, and jobs = 1 needs no workers"
         ) from error
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Ignore Ctrl-C in this block, a fraction of a second, and in the processes that it starts while they live.
+
+    A terminal sends Ctrl-C to the workers, too, and one that is still importing would answer with a traceback. This
+    process ends them. A blocked signal would do, and would not be lost, but joblib unblocks it while it starts them.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which alone may say so
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 def _lost_workers() -> tuple[type[BaseException], ...]:
