@@ -108,6 +108,11 @@ bool pb_kvcache_priv_nan_ok(pb_kvcache_nan nan)
     return nan == PB_KVCACHE_NAN_REFUSE || nan == PB_KVCACHE_NAN_LOWEST;
 }
 
+bool pb_kvcache_priv_edge_ok(pb_kvcache_edge edge)
+{
+    return edge == PB_KVCACHE_EDGE_COUNT || edge == PB_KVCACHE_EDGE_KERNEL;
+}
+
 bool pb_kvcache_priv_reduce_ok(pb_kvcache_reduce reduce)
 {
     return reduce == PB_KVCACHE_REDUCE_MEAN || reduce == PB_KVCACHE_REDUCE_MAX || reduce == PB_KVCACHE_REDUCE_SUM;

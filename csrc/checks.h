@@ -36,6 +36,7 @@ pb_kvcache_status pb_kvcache_priv_scores_ok(const float *scores, size_t stride, 
 bool pb_kvcache_priv_weights_ok(const float *weights, size_t n);
 
 bool pb_kvcache_priv_nan_ok(pb_kvcache_nan nan);
+bool pb_kvcache_priv_edge_ok(pb_kvcache_edge edge);
 bool pb_kvcache_priv_reduce_ok(pb_kvcache_reduce reduce);
 
 #endif

@@ -10,7 +10,7 @@
  *   kernels.h: score.c, pool.c, choose.c  score, pool, choose
  *   select.c | policy.c, snapkv.c, pyramidkv.c, baselines.c, stack.c
  *
- * allocator.c, budget.c, compact.c, plan.c and status.c stand beside these. They call at most checks.c.
+ * allocator.c, budget.c, compact.c, divide.c, plan.c and status.c stand beside these. They call at most checks.c.
  */
 #ifndef PB_KVCACHE_INTERNAL_H
 #define PB_KVCACHE_INTERNAL_H

@@ -34,8 +34,8 @@ void pb_kvcache_priv_choose_highest_of_numbers(const float *scores, size_t n, si
 
 /* One row of pb_kvcache_pool_scores: NaN and infinities count as -inf. `workspace` has as many doubles as
  * pb_kvcache_priv_pool_doubles says. */
-void pb_kvcache_priv_pool(const float *scores, size_t n, pb_kvcache_pooling pooling, size_t kernel, double *workspace,
-                          float *pooled);
+void pb_kvcache_priv_pool(const float *scores, size_t n, pb_kvcache_pooling pooling, size_t kernel,
+                          pb_kvcache_edge edge, double *workspace, float *pooled);
 pb_kvcache_status pb_kvcache_priv_pool_doubles(size_t n, pb_kvcache_pooling pooling, size_t kernel, size_t *doubles);
 
 /* Scratch of one KV head: rows of n floats. */

@@ -31,7 +31,8 @@ static size_t reach_of(size_t n, size_t kernel)
  * in the kernel's width, from the lowest. A block of 2w is the sum of two blocks of w. What lies outside or is not
  * finite counts as 0. That is O(n log kernel), vectors all the way, and every position adds in the same order.
  */
-static void pool_average(const float *scores, size_t n, size_t kernel, double *workspace, float *pooled)
+static void pool_average(const float *scores, size_t n, size_t kernel, pb_kvcache_edge edge, double *workspace,
+                         float *pooled)
 {
     const size_t reach = reach_of(n, kernel);
     const size_t width = 2 * reach + 1;
@@ -55,7 +56,7 @@ static void pool_average(const float *scores, size_t n, size_t kernel, double *w
             blocks[i] += blocks[i + block];
         }
     }
-    /* Divide by how many of the neighbours are finite */
+    /* Divide by how many of the neighbours are finite, with those beyond the ends where they count as zeros */
     size_t present = 0;
     for (size_t i = 0; i < reach; ++i) {
         present += is_finite(scores[i]);
@@ -63,15 +64,18 @@ static void pool_average(const float *scores, size_t n, size_t kernel, double *w
     for (size_t i = 0; i < n; ++i) {
         present += i + reach < n && is_finite(scores[i + reach]);
         present -= i > reach && is_finite(scores[i - reach - 1]);
-        pooled[i] = present > 0 ? (float)(sums[i] / (double)present) : 0.0f;
+        const size_t first = i > reach ? i - reach : 0;
+        const size_t end = i + reach < n ? i + reach + 1 : n;
+        const size_t number = edge == PB_KVCACHE_EDGE_KERNEL ? present + (kernel - (end - first)) : present;
+        pooled[i] = number > 0 ? (float)(sums[i] / (double)number) : 0.0f;
     }
 }
 
-void pb_kvcache_priv_pool(const float *scores, size_t n, pb_kvcache_pooling pooling, size_t kernel, double *workspace,
-                          float *pooled)
+void pb_kvcache_priv_pool(const float *scores, size_t n, pb_kvcache_pooling pooling, size_t kernel,
+                          pb_kvcache_edge edge, double *workspace, float *pooled)
 {
     if (pooling == PB_KVCACHE_POOL_AVERAGE) {
-        pool_average(scores, n, kernel, workspace, pooled);
+        pool_average(scores, n, kernel, edge, workspace, pooled);
     } else {
         pool_max_present(scores, n, kernel, pooled);
     }
@@ -114,8 +118,9 @@ pb_kvcache_status pb_kvcache_pool_scores_workspace_size(size_t n, pb_kvcache_poo
 }
 
 pb_kvcache_status pb_kvcache_pool_scores(const float *scores, size_t stride, size_t num_heads, size_t n,
-                                         pb_kvcache_pooling pooling, size_t kernel, pb_kvcache_nan nan, void *workspace,
-                                         size_t workspace_size, float *pooled, size_t pooled_stride, size_t capacity)
+                                         pb_kvcache_pooling pooling, size_t kernel, pb_kvcache_edge edge,
+                                         pb_kvcache_nan nan, void *workspace, size_t workspace_size, float *pooled,
+                                         size_t pooled_stride, size_t capacity)
 {
     size_t needed;
     /* Checks: options, the workspace, the arrays, what overlaps */
@@ -127,7 +132,7 @@ pb_kvcache_status pb_kvcache_pool_scores(const float *scores, size_t stride, siz
     if (status != PB_KVCACHE_OK) {
         return status;
     }
-    if (!pb_kvcache_priv_nan_ok(nan)) {
+    if (!pb_kvcache_priv_edge_ok(edge) || !pb_kvcache_priv_nan_ok(nan)) {
         return PB_KVCACHE_ERROR_OPTION;
     }
     if (workspace_size < needed || (needed > 0 && workspace == NULL)) {
@@ -154,7 +159,7 @@ pb_kvcache_status pb_kvcache_pool_scores(const float *scores, size_t stride, siz
     }
     double *doubles = needed == 0 ? NULL : (double *)pb_kvcache_priv_align(workspace);
     for (size_t head = 0; head < num_heads; ++head) {
-        pb_kvcache_priv_pool(scores + head * stride, n, pooling, kernel, doubles, pooled + head * pooled_stride);
+        pb_kvcache_priv_pool(scores + head * stride, n, pooling, kernel, edge, doubles, pooled + head * pooled_stride);
     }
     return PB_KVCACHE_OK;
 }

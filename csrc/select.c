@@ -12,7 +12,7 @@ static void keep_best(const float *scores, size_t n, size_t window, uint32_t bud
     size_t count = scored;
     if (budget < n) {
         count = budget - window;
-        pb_kvcache_priv_pool(scores, scored, params->pooling, params->kernel, doubles, pooled);
+        pb_kvcache_priv_pool(scores, scored, params->pooling, params->kernel, params->edge, doubles, pooled);
         pb_kvcache_priv_choose_highest_of_numbers(pooled, scored, count, kept);
     } else {
         for (size_t i = 0; i < scored; ++i) {
@@ -63,7 +63,8 @@ static pb_kvcache_status workspace_of(const pb_kvcache_attention *attn, const pb
     if (status != PB_KVCACHE_OK) {
         return status;
     }
-    if (!pb_kvcache_priv_reduce_ok(params->reduce) || !pb_kvcache_priv_nan_ok(params->nan)) {
+    if (!pb_kvcache_priv_reduce_ok(params->reduce) || !pb_kvcache_priv_edge_ok(params->edge)
+        || !pb_kvcache_priv_nan_ok(params->nan)) {
         return PB_KVCACHE_ERROR_OPTION;
     }
     status = pb_kvcache_priv_pool_doubles(attn->n - attn->window, params->pooling, params->kernel, &doubles);
@@ -162,7 +163,7 @@ pb_kvcache_status pb_kvcache_select_from_scores_workspace_size(const pb_kvcache_
     if (window == 0 || window >= n) {
         return PB_KVCACHE_ERROR_WINDOW;
     }
-    if (!pb_kvcache_priv_nan_ok(params->nan)) {
+    if (!pb_kvcache_priv_edge_ok(params->edge) || !pb_kvcache_priv_nan_ok(params->nan)) {
         return PB_KVCACHE_ERROR_OPTION;
     }
     const pb_kvcache_status status

@@ -19,6 +19,7 @@ from ._compact import compact
 from ._divide import divide
 from ._errors import CacheFullError
 from ._groups import LayerGroup, LayerGroups
+from ._head_plan import HeadPlan
 from ._plan import LayerPlan, plan
 from ._plan_file import load_plan, save_plan
 from ._policy import LayerCache, Policy
@@ -37,6 +38,7 @@ __all__ = [
     "TOVA",
     "CacheFullError",
     "FullCache",
+    "HeadPlan",
     "LayerCache",
     "LayerGroup",
     "LayerGroups",

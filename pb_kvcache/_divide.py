@@ -1,149 +1,164 @@
-"""A total divided over layers by measured curves: each next position goes to the layer that gains most by it."""
+"""A total divided over units by measured curves: each next position goes where it lowers the sum of losses most."""
 
 from __future__ import annotations
 
-import itertools
-from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import uint32, uint32_array
+from ._bounds import Bounds
+from ._checks import natural, shown, uint32_array
+from ._errors import status_text
+from ._head_plan import HeadPlan
+from ._native import ffi, lib
 from ._plan import LayerPlan, plan
 from ._tensor import plain_array
-
-#: What a division makes largest: the mean over layers, or the layer that is worth least.
-OBJECTIVES = ("mean", "worst")
 
 
 def divide(
     grid: npt.ArrayLike,
-    curves: npt.ArrayLike,
+    losses: npt.ArrayLike,
     total: int,
     *,
+    minimum: Any = None,
+    maximum: Any = None,
     multiple_of: int = 1,
-    objective: Literal["mean", "worst"] = "mean",
-) -> LayerPlan:
-    """Divide a total over layers, each with a measured curve of what a budget is worth to it.
+) -> LayerPlan | HeadPlan:
+    """Divide a total over units, each with a measured curve of what it loses at a budget.
 
-    Each curve is replaced by its upper hull, which is concave. Each next position then goes to the layer that gains
-    most by it. On concave curves no division of the total is better. Of layers that gain the same, the one that holds
-    fewest gets the position, and of those the lower layer.
+    A unit is whatever has a budget of its own: a layer, or each KV head of each layer. Every curve is replaced by its
+    lower convex hull, and each next multiple goes where it lowers the sum of losses most. On convex curves no division
+    of the total is better. Of units that gain the same, the one that holds fewest gets the next, and of those the
+    lower unit.
 
     Parameters
     ----------
     grid
-        Budgets, ascending, each greater than 0 and a multiple of `multiple_of`, shape ``(n,)``. The first is every
-        layer's minimum, the last every layer's maximum.
-    curves
-        What each layer is worth at each of these budgets, shape ``(num_layers, n)``: finite numbers, higher is better.
-        Measure them on what counts, such as the model's loss with that layer alone at that budget.
+        Budgets at which losses are known, ascending, each greater than 0, shape ``(points,)``.
+    losses
+        What each unit loses at each of these budgets, finite numbers: ``(layers, points)``, or
+        ``(layers, heads, points)``. Measure them on what counts: an output error times what it costs in answers.
     total
-        Positions in all, a multiple of `multiple_of` and at least ``num_layers * grid[0]``.
+        Positions in all units together, a multiple of `multiple_of`.
+    minimum, maximum
+        The fewest and the most positions of a unit: a number, or an array of one per unit, shaped as the losses
+        without their last axis. None: the grid's first and last point. Below the first no loss is known, so that no
+        minimum may be. Beyond the last a curve is flat.
     multiple_of
-        The block size.
-    objective
-        ``"mean"``: the largest mean over layers. ``"worst"``: the highest level that every layer can reach with the
-        total, and what is left over as for ``"mean"``.
+        The block size. Minimums are rounded up to a multiple, maximums down.
 
     Returns
     -------
-    LayerPlan
-        Of shape ``"weights"``. Its weights are the budgets. They add up to `total` exactly, unless `total` is more
-        than the last grid point in every layer, which then is what each layer gets.
+    LayerPlan or HeadPlan
+        Of layers, by weights that are the budgets, or of heads. The budgets add up to `total` exactly, or every unit
+        has its maximum where that is less.
 
     Raises
     ------
     TypeError, ValueError
-        An argument breaks a rule above.
+        An argument breaks a rule above. The message names it, the value and the rule.
 
     Examples
     --------
-    >>> divide([10, 20, 40], [[0.5, 0.9, 1.0], [0.2, 0.3, 0.9]], 60).budgets
+    >>> divide([10, 20, 40], [[0.5, 0.1, 0.0], [0.8, 0.7, 0.1]], 60).budgets
     array([20, 40], dtype=uint32)
     """
-    b = uint32("multiple_of", multiple_of)
-    points = [int(point) for point in uint32_array("grid", grid, 1)]
-    if not points:
+    points = uint32_array("grid", grid, 1)
+    if len(points) == 0:
         raise ValueError("grid: must have one budget or more")
-    for i, point in enumerate(points):
-        if point <= (points[i - 1] if i else 0) or b == 0 or point % b:
-            raise ValueError(f"grid[{i}] = {point}: must be above the one before it, and a multiple of {b} above 0")
-    values = plain_array("curves", curves, "real numbers")
+    for i, point in enumerate(points.tolist()):
+        if point <= (int(points[i - 1]) if i else 0):
+            raise ValueError(f"grid[{i}] = {point}: must be above 0 and above the one before it")
+    values = plain_array("losses", losses, "real numbers")
     if values.dtype.kind not in "fiu":
-        raise TypeError(f"curves: must be an array of real numbers, not of dtype {values.dtype}")
-    if values.ndim != 2 or values.shape[0] == 0 or values.shape[1] != len(points):
-        raise ValueError(f"curves: has shape {values.shape}, must be (num_layers, {len(points)})")
+        raise TypeError(f"losses: must be an array of real numbers, not of dtype {values.dtype}")
+    if values.ndim not in (2, 3) or values.shape[-1] != len(points) or values.size == 0:
+        raise ValueError(
+            f"losses: has shape {values.shape}, must be (layers, {len(points)}) or (layers, heads, {len(points)})"
+        )
+    values = np.ascontiguousarray(values, np.float64)
+    shape = values.shape[:-1]
+    units = int(np.prod(shape))
     if not np.isfinite(values).all():
-        layer, i = np.argwhere(~np.isfinite(values))[0]
-        raise ValueError(f"curves[{layer}, {i}] = {values[layer, i]}: must be finite")
-    if objective not in OBJECTIVES:
-        raise ValueError(f"objective = {objective!r}: must be one of {', '.join(OBJECTIVES)}")
-    layers = len(values)
-    bounds: dict[str, Any] = {"minimum": points[0], "maximum": points[-1], "multiple_of": b}
-    plan(layers, total=total, shape="uniform", **bounds)  # refuses a total that cannot be
-    # Fractions of the given doubles: slopes compare exactly, so the budgets are the same on every machine.
-    hulls = [_hull(list(zip(points, map(Fraction, row.tolist()), strict=True))) for row in values]
-    low = _raise_the_worst(hulls, total, b) if objective == "worst" else [points[0]] * layers
-    # The hulls' segments, steepest first, are taken as long as the total lasts.
-    segments = [
-        (-(end[1] - start[1]) / (end[0] - start[0]), layer, end[0])
-        for layer, hull in enumerate(hulls)
-        for start, end in itertools.pairwise(hull)
-        if end[0] > low[layer]
-    ]
-    high = list(low)
-    for _, group in itertools.groupby(sorted(segments), key=lambda segment: segment[0]):
-        if sum(high) >= total:
-            break
-        low = list(high)
-        for _, layer, stop in group:
-            high[layer] = stop
-    # Layers of the last group gain the same, so they are levelled: uniform water-filling between the two bounds.
-    level = plan(layers, total=total, shape="uniform", minimum=low, maximum=high, multiple_of=b)
+        where = tuple(int(index) for index in np.argwhere(~np.isfinite(values))[0])
+        raise ValueError(f"losses[{', '.join(map(str, where))}] = {values[where]}: must be finite")
+    positions = natural("total", total)
+    bounds = Bounds.of(
+        units,
+        int(points[0]) if minimum is None else _flat("minimum", minimum, shape),
+        int(points[-1]) if maximum is None else _flat("maximum", maximum, shape),
+        multiple_of,
+    )
+    lows, _ = bounds.per_layer(units)
+    if (lows < int(points[0])).any():
+        raise ValueError(
+            f"minimum = {int(lows.min())}: must be at least grid[0] = {points[0]}, below which no loss is known"
+        )
+    budgets = _native(points, values, positions, bounds, units)
+    if len(shape) == 2:
+        return HeadPlan(budgets.reshape(shape))
     # Budgets that are their own weights are their own targets, so this plan has them unchanged.
-    return plan(layers, total=total, weights=level.budgets, **bounds)
+    return plan(
+        units,
+        total=positions,
+        weights=budgets,
+        minimum=bounds.minimum,
+        maximum=bounds.maximum,
+        multiple_of=bounds.multiple_of,
+    )
 
 
-_Point = tuple[int, Fraction]
+def _flat(name: str, bound: Any, shape: tuple[int, ...]) -> Any:
+    """Return a bound of one per unit as one row."""
+    if len(shape) < 2 or not np.ndim(bound):
+        return bound
+    if np.shape(bound) != shape:
+        raise ValueError(f"{name}: has shape {np.shape(bound)}, must be {shape}: one for each unit")
+    return plain_array(name, bound, "integers").reshape(-1)
 
 
-def _hull(points: list[_Point]) -> list[_Point]:
-    """Return the corners of the least concave curve that is nowhere below these points, of ascending budget."""
-    hull: list[_Point] = []
-    for x, y in points:
-        while len(hull) > 1:
-            (x0, y0), (x1, y1) = hull[-2:]
-            if (y1 - y0) * (x - x0) > (y - y0) * (x1 - x0):
-                break
-            hull.pop()
-        hull.append((x, y))
-    return hull
+def _native(
+    points: npt.NDArray[np.uint32], losses: npt.NDArray[np.float64], total: int, bounds: Bounds, units: int
+) -> npt.NDArray[np.uint32]:
+    b = bounds.multiple_of
+    most = (2**64 - 1) // b * b
+    params = ffi.new("pb_kvcache_divide_params *")
+    params.grid = keep_grid = ffi.from_buffer("uint32_t[]", points)
+    params.num_points = len(points)
+    params.losses = keep_losses = ffi.from_buffer("double[]", losses)
+    params.total = min(total, most) if total % b == 0 else total % b  # more than the maximums hold, as well
+    params.multiple_of = b
+    # Arrays alone: a bound of 0 as a number stands for the grid's end.
+    lows, highs = (np.ascontiguousarray(bound, np.uint32) for bound in bounds.per_layer(units))
+    params.minimums = keep_lows = ffi.from_buffer("uint32_t[]", lows)
+    params.maximums = keep_highs = ffi.from_buffer("uint32_t[]", highs)
+    size = ffi.new("size_t *")
+    status = lib.pb_kvcache_divide_workspace_size(units, len(points), size)
+    if status != lib.PB_KVCACHE_OK:
+        raise MemoryError(f"losses: {units} units: {status_text(status)}")
+    workspace = np.empty(size[0], np.uint8)
+    budgets = np.empty(units, np.uint32)
+    status = lib.pb_kvcache_divide(
+        params, ffi.from_buffer(workspace), workspace.nbytes, ffi.from_buffer("uint32_t[]", budgets), units
+    )
+    del keep_grid, keep_losses, keep_lows, keep_highs
+    if status != lib.PB_KVCACHE_OK:
+        raise _refusal(status, units, total, bounds)
+    return budgets
 
 
-def _raise_the_worst(hulls: list[list[_Point]], total: int, b: int) -> list[int]:
-    """Return the least budgets at which every layer reaches the highest level that the total allows."""
-
-    def needed(level: Fraction) -> list[int]:
-        return [_reach(hull, level, b) for hull in hulls]
-
-    low = min(hull[0][1] for hull in hulls)
-    high = min(max(y for _, y in hull) for hull in hulls)
-    if sum(needed(high)) <= total:
-        return needed(high)
-    for _ in range(40):  # 2**-40: to 1e-12 of the distance between the two
-        middle = (low + high) / 2
-        low, high = (middle, high) if sum(needed(middle)) <= total else (low, middle)
-    return needed(low)
-
-
-def _reach(hull: list[_Point], level: Fraction, b: int) -> int:
-    """Return the least multiple of `b` at which a curve reaches a level that it does reach."""
-    if level <= hull[0][1]:
-        return hull[0][0]
-    for (x0, y0), (x1, y1) in itertools.pairwise(hull):
-        if level <= y1:
-            x = x0 + (level - y0) * (x1 - x0) / (y1 - y0)
-            return -(-x.numerator // (x.denominator * b)) * b
-    raise AssertionError("unreachable: the level is at most every curve's highest point")
+def _refusal(status: int, units: int, total: int, bounds: Bounds) -> ValueError:
+    """Return the error of a refused division, with the numbers and what would be feasible."""
+    b = bounds.multiple_of
+    if status == lib.PB_KVCACHE_ERROR_PLAN_TOTAL:
+        below = total // b * b
+        return ValueError(f"total = {shown(total)}: must be a multiple of multiple_of = {b}, such as {below}")
+    if status == lib.PB_KVCACHE_ERROR_PLAN_BOUNDS:
+        return ValueError(bounds.crossing(units))
+    if status == lib.PB_KVCACHE_ERROR_PLAN_BLOCK:
+        return ValueError(bounds.without_block(units))
+    if status == lib.PB_KVCACHE_ERROR_PLAN_MINIMUM:
+        least = int(bounds.in_blocks(units)[0].sum())
+        return ValueError(f"total = {total}: must be at least {least}, the sum of the {units} minimums")
+    return ValueError(status_text(status))

@@ -13,6 +13,9 @@ from ._native import lib
 
 _T = TypeVar("_T")
 
+#: Reaches every neighbour of 2^32 - 1 positions.
+_LARGEST_KERNEL = 2 * UINT32_MAX + 1
+
 #: How the query heads of a group become one score.
 REDUCE: dict[str, int] = {
     "mean": lib.PB_KVCACHE_REDUCE_MEAN,
@@ -22,6 +25,9 @@ REDUCE: dict[str, int] = {
 
 #: How the scores of neighbours become one.
 POOLING: dict[str, int] = {"max": lib.PB_KVCACHE_POOL_MAX, "avg": lib.PB_KVCACHE_POOL_AVERAGE}
+
+#: What an average divides by at the ends: the neighbours that there are, or the kernel.
+EDGE: dict[str, int] = {"count": lib.PB_KVCACHE_EDGE_COUNT, "kernel": lib.PB_KVCACHE_EDGE_KERNEL}
 
 #: What is done about NaN and infinities.
 NAN: dict[str, int] = {"raise": lib.PB_KVCACHE_NAN_REFUSE, "lowest": lib.PB_KVCACHE_NAN_LOWEST}
@@ -54,20 +60,23 @@ def at_least(name: str, value: Any, least: int) -> int:
     return number
 
 
-def kernel_size(value: Any) -> int:
-    """Return how many neighbours are pooled, an odd number.
+def pooling_options(kernel: Any, pooling: Any, edge: Any) -> tuple[int, int, int]:
+    """Return how scores are pooled: how many neighbours, and the values of `pooling` and `edge` in C.
 
-    A number beyond every neighbour is lowered, so that it fits a C size.
+    A kernel beyond every neighbour is lowered, so that it fits a C size, where nothing is divided by it.
 
     Raises
     ------
     TypeError, ValueError
-        For anything that is not an integer, or is even or below 1.
+        For a `kernel` that is no integer, is even or below 1, or is too large to be divided by, or for another name.
     """
-    number = integer("kernel", value)
+    number = integer("kernel", kernel)
     if number < 1 or number % 2 == 0:
         raise ValueError(f"kernel = {shown(number)}: must be odd")
-    return min(number, 2 * UINT32_MAX + 1)
+    code, divided_by = choice("pooling", pooling, POOLING), choice("edge", edge, EDGE)
+    if number > _LARGEST_KERNEL and (code, divided_by) == (POOLING["avg"], EDGE["kernel"]):
+        raise ValueError(f'kernel = {shown(number)}: must be at most {_LARGEST_KERNEL} with edge="kernel"')
+    return min(number, _LARGEST_KERNEL), code, divided_by
 
 
 def logit_scale(value: Any) -> float:

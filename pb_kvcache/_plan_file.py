@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ._checks import positive
 from ._files import replacing
+from ._head_plan import HeadPlan
 from ._plan import LayerPlan
 from ._text import read_json, write_json
 
 
-def read_plans(path: str | os.PathLike[str]) -> list[LayerPlan]:
+def read_plans(path: str | os.PathLike[str]) -> list[LayerPlan | HeadPlan]:
     """Read every plan of a file: one, as ``pb-kvcache plan --json`` writes, or a list of them.
 
     Raises
@@ -24,7 +26,7 @@ def read_plans(path: str | os.PathLike[str]) -> list[LayerPlan]:
     """
     try:
         content = read_json(Path(path).read_bytes())
-        plans = [LayerPlan.from_dict(entry) for entry in (content if isinstance(content, list) else [content])]
+        plans = [_made(entry) for entry in (content if isinstance(content, list) else [content])]
         if not plans:
             raise ValueError("an empty list")
     except (ValueError, TypeError) as error:  # no JSON, no plan
@@ -32,7 +34,18 @@ def read_plans(path: str | os.PathLike[str]) -> list[LayerPlan]:
     return plans
 
 
-def load_plan(path: str | os.PathLike[str], budget: int | None = None) -> LayerPlan:
+def _made(entry: Any) -> LayerPlan | HeadPlan:
+    if isinstance(entry, Mapping) and "num_kv_heads" in entry:
+        return HeadPlan.from_dict(entry)
+    return LayerPlan.from_dict(entry)
+
+
+def _units(plan: LayerPlan | HeadPlan) -> int:
+    """Return how many budgets a plan has."""
+    return int(plan.budgets.size)
+
+
+def load_plan(path: str | os.PathLike[str], budget: int | None = None) -> LayerPlan | HeadPlan:
     """Read a plan from a file.
 
     Parameters
@@ -40,7 +53,7 @@ def load_plan(path: str | os.PathLike[str], budget: int | None = None) -> LayerP
     path
         A file that :func:`save_plan` or ``pb-kvcache plan --json`` wrote.
     budget
-        Which one of several plans: positions kept per layer on average. None where the file has one.
+        Which one of several plans: positions kept per layer and head on average. None where the file has one.
 
     Raises
     ------
@@ -56,13 +69,13 @@ def load_plan(path: str | os.PathLike[str], budget: int | None = None) -> LayerP
     16384
     """
     plans = read_plans(path)
-    have = ", ".join(f"{plan.total / plan.num_layers:g}" for plan in plans)
+    have = ", ".join(f"{plan.total / _units(plan):g}" for plan in plans)
     if budget is None:
         if len(plans) > 1:
             raise ValueError(f"{os.fspath(path)}: has plans for the budgets {have}; say which with budget=")
         return plans[0]
     wanted = positive("budget", budget)
-    found = [plan for plan in plans if plan.total == wanted * plan.num_layers]
+    found = [plan for plan in plans if plan.total == wanted * _units(plan)]
     if len(found) != 1:
         raise ValueError(
             f"{os.fspath(path)}: has {'several' if found else 'no'} plans for budget = {wanted}, but for {have}"
@@ -70,7 +83,7 @@ def load_plan(path: str | os.PathLike[str], budget: int | None = None) -> LayerP
     return found[0]
 
 
-def save_plan(path: str | os.PathLike[str], plan: LayerPlan | Sequence[LayerPlan]) -> None:
+def save_plan(path: str | os.PathLike[str], plan: LayerPlan | HeadPlan | Sequence[LayerPlan | HeadPlan]) -> None:
     """Write a plan, or a list of them for several budgets, as JSON that :func:`load_plan` reads.
 
     What stood at `path` is there until all of the new file is.
@@ -84,11 +97,13 @@ def save_plan(path: str | os.PathLike[str], plan: LayerPlan | Sequence[LayerPlan
     OSError
         The file cannot be written.
     """
-    plans = [plan] if isinstance(plan, LayerPlan) else list(plan) if isinstance(plan, Sequence) else None
-    if plans is None or not all(isinstance(entry, LayerPlan) for entry in plans):
-        raise TypeError(f"plan: must be a LayerPlan or a list of them, not {type(plan).__name__}")
+    plans = [plan] if isinstance(plan, (LayerPlan, HeadPlan)) else list(plan) if isinstance(plan, Sequence) else None
+    if plans is None or not all(isinstance(entry, (LayerPlan, HeadPlan)) for entry in plans):
+        raise TypeError(f"plan: must be a LayerPlan, a HeadPlan or a list of them, not {type(plan).__name__}")
     if not plans:
         raise ValueError("plan = []: must have at least one plan")
     content = [entry.to_dict() for entry in plans]
     with replacing(path) as file:
-        file.write((write_json(content[0] if isinstance(plan, LayerPlan) else content, indent=2) + "\n").encode())
+        file.write(
+            (write_json(content[0] if isinstance(plan, (LayerPlan, HeadPlan)) else content, indent=2) + "\n").encode()
+        )

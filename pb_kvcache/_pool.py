@@ -9,7 +9,7 @@ import numpy as np
 from . import _torch_path
 from ._calls import OK, ScoreRows, floats, scratch, workspace_size
 from ._native import lib
-from ._options import NAN, POOLING, choice, kernel_size
+from ._options import NAN, choice, pooling_options
 from ._tensor import on_other_device
 
 if TYPE_CHECKING:
@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 
 
 @overload
-def pool_scores(scores: Scores, kernel: int = 7, pooling: str = "max", *, nan: str = "raise") -> Scores: ...
+def pool_scores(
+    scores: Scores, kernel: int = 7, pooling: str = "max", *, edge: str = "count", nan: str = "raise"
+) -> Scores: ...
 
 
 @overload
-def pool_scores(scores: Tensor, kernel: int = 7, pooling: str = "max", *, nan: str = "raise") -> Tensor: ...
+def pool_scores(
+    scores: Tensor, kernel: int = 7, pooling: str = "max", *, edge: str = "count", nan: str = "raise"
+) -> Tensor: ...
 
 
-def pool_scores(scores: Any, kernel: int = 7, pooling: str = "max", *, nan: str = "raise") -> Any:
+def pool_scores(scores: Any, kernel: int = 7, pooling: str = "max", *, edge: str = "count", nan: str = "raise") -> Any:
     """Return each score pooled with its `kernel` neighbours, itself in the middle.
 
     Parameters
@@ -34,12 +38,15 @@ def pool_scores(scores: Any, kernel: int = 7, pooling: str = "max", *, nan: str 
     scores
         ``(..., n)`` float32.
     kernel
-        Odd. Neighbours that do not exist, at both ends, are left out.
+        Odd. Neighbours pooled, the score itself included.
     pooling
-        ``"max"`` or ``"avg"``. An average divides by the number of neighbours that there are.
+        ``"max"`` or ``"avg"``.
+    edge
+        What an average divides by at both ends: ``"count"``, the neighbours that there are, or ``"kernel"``, as if
+        zeros lay beyond the ends. A maximum is the same with both.
     nan
-        ``"raise"`` refuses a NaN or an infinity. ``"lowest"`` leaves it out of its neighbours' pools and returns -inf
-        in its place.
+        ``"raise"`` refuses a NaN or an infinity. ``"lowest"`` leaves it out of its neighbours' pools (an average does
+        not count it either) and returns -inf in its place.
 
     Returns
     -------
@@ -52,9 +59,8 @@ def pool_scores(scores: Any, kernel: int = 7, pooling: str = "max", *, nan: str 
         An argument or a score that breaks a rule.
     """
     if on_other_device("scores", scores):
-        return _torch_path.pool_scores(scores, kernel, pooling, nan=nan)
-    kernel = kernel_size(kernel)
-    code = choice("pooling", pooling, POOLING)
+        return _torch_path.pool_scores(scores, kernel, pooling, edge=edge, nan=nan)
+    kernel, code, divided_by = pooling_options(kernel, pooling, edge)
     rule = choice("nan", nan, NAN)
     given = ScoreRows(scores)
     rows = given.rows
@@ -63,7 +69,19 @@ def pool_scores(scores: Any, kernel: int = 7, pooling: str = "max", *, nan: str 
     if rows.size:
         size = workspace_size(lib.pb_kvcache_pool_scores_workspace_size, n, code, kernel)
         status = lib.pb_kvcache_pool_scores(
-            floats(rows), n, count, n, code, kernel, rule, scratch(size), size, floats(pooled), n, pooled.size
+            floats(rows),
+            n,
+            count,
+            n,
+            code,
+            kernel,
+            divided_by,
+            rule,
+            scratch(size),
+            size,
+            floats(pooled),
+            n,
+            pooled.size,
         )
         if status != OK:
             raise given.refusal(status)

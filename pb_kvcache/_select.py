@@ -21,7 +21,7 @@ import numpy.typing as npt
 from . import _torch_path
 from ._calls import OK, ScoreRows, floats, head_ranges, scratch, words, workspace_size
 from ._native import ffi, lib
-from ._options import NAN, POOLING, REDUCE, at_least, choice, head_budgets, kernel_size
+from ._options import NAN, REDUCE, at_least, choice, head_budgets, pooling_options
 from ._score import Attention, Part, run_parts
 from ._shapes import by_head, prompt_length
 from ._tensor import give, on_other_device
@@ -83,6 +83,7 @@ def select(
     window: int,
     kernel: int = 7,
     pooling: str = "max",
+    edge: str = "count",
     reduce: str = "mean",
     from_logits: bool = False,
     scale: float = 1.0,
@@ -101,7 +102,7 @@ def select(
         Positions kept: one number, or one per KV head. ``n`` or more keeps every position, whatever `attn` holds.
     window
         How many queries `attn` has. Their positions are always kept.
-    kernel, pooling
+    kernel, pooling, edge
         As for :func:`pool_scores`.
     window_in_budget
         True: `budget` counts the window and is at least as large. False: the window comes on top, as in the code
@@ -130,6 +131,7 @@ def select(
             window=window,
             kernel=kernel,
             pooling=pooling,
+            edge=edge,
             reduce=reduce,
             from_logits=from_logits,
             scale=scale,
@@ -139,7 +141,7 @@ def select(
         )
     attention = Attention(attn, num_kv_heads, window, from_logits, scale, reduce, nan)
     shape = attention.shape
-    params = _params(kernel, pooling, attention.nan, attention.reduce)
+    params = _params(kernel, pooling, edge, attention.nan, attention.reduce)
     budgets, per_head = head_budgets(budget, shape.kv_heads, shape.window, window_in_budget)
     threads = at_least("threads", threads, 1)
     parts = [Part(attention, sequence, columns) for sequence, columns in enumerate(shape.token_columns(valid))]
@@ -213,6 +215,7 @@ def select_from_scores(
     *,
     kernel: int = 7,
     pooling: str = "max",
+    edge: str = "count",
     window_in_budget: bool = True,
     nan: str = "raise",
 ) -> Any:
@@ -229,7 +232,7 @@ def select_from_scores(
         As for :func:`select`. ``n`` or more keeps every position of a head, whatever its scores are.
     window
         How many positions follow the scored ones. They are always kept.
-    kernel, pooling
+    kernel, pooling, edge
         As for :func:`pool_scores`.
     nan
         ``"raise"`` refuses a NaN or an infinity. ``"lowest"`` leaves it out of its neighbours' pools and ranks its
@@ -253,6 +256,7 @@ def select_from_scores(
             window,
             kernel=kernel,
             pooling=pooling,
+            edge=edge,
             window_in_budget=window_in_budget,
             nan=nan,
         )
@@ -260,7 +264,7 @@ def select_from_scores(
     n = prompt_length(given.shape, window)
     kv_heads, scored = given.shape[-2:]
     budgets, per_head = head_budgets(budget, kv_heads, n - scored, window_in_budget)
-    params = _params(kernel, pooling, choice("nan", nan, NAN))
+    params = _params(kernel, pooling, edge, choice("nan", nan, NAN))
     counts = [min(value, n) for value in budgets]
     most = max(counts)
     kept = np.empty((len(given.rows), most), np.uint32)
@@ -286,11 +290,12 @@ def select_from_scores(
     return by_head(positions, counts) if per_head else positions
 
 
-def _params(kernel: Any, pooling: Any, nan: int, reduce: int = REDUCE["mean"]) -> Any:
+def _params(kernel: Any, pooling: Any, edge: Any, nan: int, reduce: int = REDUCE["mean"]) -> Any:
     """Return the ``pb_kvcache_select_params``."""
+    kernel, pooling, edge = pooling_options(kernel, pooling, edge)
     return ffi.new(
         "pb_kvcache_select_params *",
-        {"reduce": reduce, "pooling": choice("pooling", pooling, POOLING), "kernel": kernel_size(kernel), "nan": nan},
+        {"reduce": reduce, "pooling": pooling, "kernel": kernel, "edge": edge, "nan": nan},
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._options import NAN, POOLING, REDUCE, at_least, choice, head_budgets, kernel_size, logit_scale, not_finite
+from ._options import NAN, REDUCE, at_least, choice, head_budgets, logit_scale, not_finite, pooling_options
 from ._shapes import AttentionShape, by_head, prompt_length
 from ._tensor import torch_module
 
@@ -87,16 +87,17 @@ def _refuse(values: Tensor, wrong: Tensor, rule: str) -> None:
         raise ValueError(f"attn[{', '.join(map(str, index))}] = {values[index].item()}: {rule}")
 
 
-def pool_scores(scores: Tensor, kernel: int = 7, pooling: str = "max", *, nan: str = "raise") -> Tensor:
+def pool_scores(
+    scores: Tensor, kernel: int = 7, pooling: str = "max", *, edge: str = "count", nan: str = "raise"
+) -> Tensor:
     """Return each score pooled with its `kernel` neighbours, as :func:`pb_kvcache.pool_scores`."""
     torch = torch_module()
-    kernel = kernel_size(kernel)
-    choice("pooling", pooling, POOLING)
+    width, _, _ = pooling_options(kernel, pooling, edge)
     finite = _finite(scores, nan)
     n = scores.shape[-1]
     if scores.numel() == 0:
         return scores.clone()
-    kernel = min(kernel, 2 * n - 1)  # no further than any neighbour
+    kernel = min(width, 2 * n - 1)  # no further than any neighbour
     side = kernel // 2
     rows = scores.detach().reshape(-1, 1, n)
     is_score = finite.reshape(-1, 1, n)
@@ -104,10 +105,12 @@ def pool_scores(scores: Tensor, kernel: int = 7, pooling: str = "max", *, nan: s
     if pooling == "max":
         filled = functional.pad(rows.masked_fill(~is_score, -torch.inf), (side, side), value=-torch.inf)
         pooled = functional.max_pool1d(filled, kernel, stride=1)
-    else:  # sums in double, divided by the neighbours that are scores
+    else:  # sums in double, divided by the neighbours that are scores, or also by those beyond the ends
         ones = torch.ones(1, 1, kernel, dtype=torch.float64, device=rows.device)
         sums = functional.conv1d(rows.masked_fill(~is_score, 0.0).double(), ones, padding=side)
         counts = functional.conv1d(is_score.double(), ones, padding=side)
+        if edge == "kernel":
+            counts += width - functional.conv1d(torch.ones_like(rows[:1], dtype=torch.float64), ones, padding=side)
         pooled = (sums / counts).float()
     return pooled.masked_fill(~is_score, -torch.inf).reshape(scores.shape)
 
@@ -132,6 +135,7 @@ def select_from_scores(
     *,
     kernel: int = 7,
     pooling: str = "max",
+    edge: str = "count",
     window_in_budget: bool = True,
     nan: str = "raise",
 ) -> Any:
@@ -142,12 +146,11 @@ def select_from_scores(
     kv_heads, past = scores.shape[-2:]
     window = n - past
     budgets, per_head = head_budgets(budget, kv_heads, window, window_in_budget)
-    kernel_size(kernel)
-    choice("pooling", pooling, POOLING)
+    pooling_options(kernel, pooling, edge)
     # The scores of a head that keeps everything are not looked at.
     limited = torch.tensor([kept < n for kept in budgets], device=scores.device)
     _finite(scores, nan, limited[:, None])
-    pooled = pool_scores(scores, kernel, pooling, nan="lowest") if min(budgets) < n else scores
+    pooled = pool_scores(scores, kernel, pooling, edge=edge, nan="lowest") if min(budgets) < n else scores
     tail = torch.arange(past, n, device=scores.device)
 
     def best_and_window(rows: Tensor, kept: int) -> Tensor:
@@ -171,6 +174,7 @@ def select(
     window: int,
     kernel: int = 7,
     pooling: str = "max",
+    edge: str = "count",
     reduce: str = "mean",
     from_logits: bool = False,
     scale: float = 1.0,
@@ -181,15 +185,14 @@ def select(
     """Return the positions of a prompt that each KV head keeps, as :func:`pb_kvcache.select`, int64."""
     torch = torch_module()
     shape = _attention_shape(attn, num_kv_heads, window)
-    choice("pooling", pooling, POOLING)
+    pooling_options(kernel, pooling, edge)
     choice("reduce", reduce, REDUCE)
     choice("nan", nan, NAN)
-    kernel_size(kernel)
     if from_logits:
         logit_scale(scale)
     budgets, per_head = head_budgets(budget, shape.kv_heads, shape.window, window_in_budget)
     scoring: dict[str, Any] = {"reduce": reduce, "from_logits": from_logits, "scale": scale, "nan": nan}
-    choosing: dict[str, Any] = {"kernel": kernel, "pooling": pooling, "window_in_budget": window_in_budget, "nan": nan}
+    pools: dict[str, Any] = {"kernel": kernel, "pooling": pooling, "edge": edge}
 
     def kept(part: Tensor) -> Any:
         """Choose among one sequence's tokens, which are perhaps fewer than the window."""
@@ -198,7 +201,7 @@ def select(
             everything = torch.arange(length, device=attn.device).expand(shape.kv_heads, -1)
             return list(everything) if per_head else everything
         scores = window_scores(part, num_kv_heads=shape.kv_heads, **scoring)
-        return select_from_scores(scores, budget, window, **choosing)
+        return select_from_scores(scores, budget, window, window_in_budget=window_in_budget, nan=nan, **pools)
 
     results: list[Any] = []
     for sequence, where in zip(attn if shape.batched else attn[None], shape.token_columns(valid), strict=True):

@@ -25,6 +25,7 @@ class ChooseOptions(TypedDict, total=False):
 
     kernel: int
     pooling: str
+    edge: str
     window_in_budget: bool
     nan: str
 

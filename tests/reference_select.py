@@ -37,8 +37,11 @@ def window_scores(attn, kv_heads, reduce="mean", from_logits=False, scale=1.0):
     return scores
 
 
-def pool(scores, kernel, pooling="max"):
-    """Pool a row over the neighbours that exist. What is not finite is no neighbour and becomes -inf."""
+def pool(scores, kernel, pooling="max", edge="count"):
+    """Pool a row over the neighbours that exist. What is not finite is no neighbour and becomes -inf.
+
+    With `edge` ``"kernel"`` an average also counts what lies beyond the ends, as zeros.
+    """
     n = len(scores)
     half = (kernel - 1) // 2
     pooled = []
@@ -49,7 +52,8 @@ def pool(scores, kernel, pooling="max"):
         elif pooling == "max":
             pooled.append(max(near))
         else:
-            pooled.append(math.fsum(near) / len(near))
+            beyond = [0.0] * (max(0, half - i) + max(0, i + half + 1 - n)) if edge == "kernel" else []
+            pooled.append(math.fsum(near + beyond) / len(near + beyond))
     return pooled
 
 
@@ -59,16 +63,16 @@ def top(scores, k):
     return sorted(ranked[:k])
 
 
-def select(attn, budget, kv_heads, window, kernel=7, pooling="max", **options):
+def select(attn, budget, kv_heads, window, kernel=7, pooling="max", edge="count", **options):
     """Run the chain in float64: one list of positions per KV head. `budget` counts the window."""
     n = attn.shape[-1]
     if budget >= n:
         return [list(range(n))] * kv_heads
     scores = window_scores(attn, kv_heads, **options)
-    return select_from_scores(scores, [budget] * kv_heads, window, kernel, pooling)
+    return select_from_scores(scores, [budget] * kv_heads, window, kernel, pooling, edge)
 
 
-def select_from_scores(scores, budgets, window, kernel=7, pooling="max", exact=False):
+def select_from_scores(scores, budgets, window, kernel=7, pooling="max", edge="count", exact=False):
     """Pool rows of ``n - window`` scores and keep the best and the window: a list of positions per row.
 
     One budget a row, which counts the window. n or more keeps everything. `exact`: averages of finite scores are the
@@ -81,7 +85,7 @@ def select_from_scores(scores, budgets, window, kernel=7, pooling="max", exact=F
             kept.append(list(range(n)))
             continue
         bits = exact and pooling == "avg" and all(math.isfinite(x) for x in row)
-        pooled = exact_average(row, kernel) if bits else pool(row, kernel, pooling)
+        pooled = exact_average(row, kernel, edge) if bits else pool(row, kernel, pooling, edge)
         kept.append(top(pooled, budget - window) + list(range(n - window, n)))
     return kept
 
@@ -158,7 +162,7 @@ def exact_scores(attn, kv_heads, reduce="mean", from_logits=False, scale=1.0, lo
     return scores
 
 
-def exact_average(scores, kernel):
+def exact_average(scores, kernel, edge="count"):
     """Average pooling of a row of finite float32 to the bit: blocks of 1, 2, 4, ... neighbours, in double."""
     n = len(scores)
     half = min((kernel - 1) // 2, n - 1)
@@ -176,5 +180,6 @@ def exact_average(scores, kernel):
                 total += block(i + offset, bit)
                 offset += bit
             bit *= 2
-        pooled.append(F(total / (min(n, i + half + 1) - max(0, i - half))))
+        number = kernel if edge == "kernel" else min(n, i + half + 1) - max(0, i - half)
+        pooled.append(F(total / number))
     return np.array(pooled, F)

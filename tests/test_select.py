@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -105,6 +107,45 @@ def test_one_head_keeps_what_the_decode_policy_keeps(seed):
     mirrored = np.ascontiguousarray(weights[..., mirror])
     kept = pb.select(mirrored, budget, num_kv_heads=1, window=window, kernel=kernel)
     assert sorted(mirror[kept[0]].tolist()) == kept_by_policy(weights[0], kernel)
+
+
+def prompt_of_kvpress(n, seed):
+    """Return what 64 queries of 8 heads gave to n positions: causal probabilities, `(8, 64, n)`."""
+    logits = np.random.default_rng(seed).normal(scale=2, size=(8, 64, n)).astype(np.float32)
+    return np.array([reference.probabilities(head) for head in logits], np.float32)
+
+
+@pytest.mark.parametrize("n", [70, 200, 400])
+def test_edge_kernel_keeps_what_kvpress_keeps(n):
+    kvpress = pytest.importorskip("kvpress", reason="needs kvpress, which needs transformers below 5.3")
+    torch = pytest.importorskip("torch", reason="needs torch")
+    attn = prompt_of_kvpress(n, seed=n)
+    press = kvpress.SnapKVPress()
+    module = torch.nn.Module()
+    module.config = types.SimpleNamespace(num_attention_heads=8)
+    keys = torch.zeros(1, 2, n, 4)
+    scores = press.score(module, torch.zeros(1, n, 4), keys, keys, torch.from_numpy(attn)[None], {})[0]
+    chosen = {"num_kv_heads": 2, "window": press.window_size, "kernel": press.kernel_size, "pooling": "avg"}
+    for budget in range(64, n):
+        want = scores.topk(budget, dim=-1).indices.sort(dim=-1).values
+        np.testing.assert_array_equal(pb.select(attn, budget, edge="kernel", **chosen), want)
+
+
+@pytest.mark.parametrize("n", [70, 200, 400])
+def test_edge_kernel_keeps_the_best_of_torchs_avg_pool1d(n):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    attn = prompt_of_kvpress(n, seed=n)
+    means = torch.from_numpy(attn[..., : n - 64]).double().mean(dim=1)  # over the window, by query head
+    pooled = torch.nn.functional.avg_pool1d(means, 5, stride=1, padding=2).view(2, 4, -1).mean(dim=1)
+    chosen = {"num_kv_heads": 2, "window": 64, "kernel": 5, "pooling": "avg"}
+    differs = False
+    for budget in range(64, n):
+        best = pooled.topk(budget - 64, dim=-1).indices.sort(dim=-1).values.numpy()
+        kept = pb.select(attn, budget, edge="kernel", **chosen)
+        np.testing.assert_array_equal(kept[:, : budget - 64], best)
+        np.testing.assert_array_equal(kept[:, budget - 64 :], [range(n - 64, n)] * 2)
+        differs = differs or not np.array_equal(pb.select(attn, budget, **chosen), kept)
+    assert differs  # by the neighbours that there are, the first and last positions rank higher
 
 
 def test_a_kernel_wider_than_everything_is_the_whole():

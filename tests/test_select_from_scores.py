@@ -14,6 +14,7 @@ from .attention import dyadic_of, logits_of, shapes
 
 kernels = st.sampled_from([1, 3, 7, 31, 2**40 + 1])
 poolings = st.sampled_from(["max", "avg"])
+edges = st.sampled_from(["count", "kernel"])
 
 
 def scores_of(*shape, seed=0, levels=9):
@@ -52,11 +53,12 @@ def test_it_keeps_what_select_keeps_of_the_same_attention(
     st.integers(1, 9),
     st.integers(0, 20).map(lambda half: 2 * half + 1),
     poolings,
+    edges,
     st.booleans(),
     st.integers(0, 2**32),
     st.data(),
 )
-def test_it_keeps_what_the_reference_keeps(kv_heads, scored, window, kernel, pooling, absent, seed, data):
+def test_it_keeps_what_the_reference_keeps(kv_heads, scored, window, kernel, pooling, edge, absent, seed, data):
     scores = scores_of(kv_heads, scored, seed=seed)
     if absent:
         for value in (np.nan, np.inf, -np.inf):
@@ -64,9 +66,9 @@ def test_it_keeps_what_the_reference_keeps(kv_heads, scored, window, kernel, poo
     top = scored + window + 2
     budgets = data.draw(st.lists(st.integers(window, top), min_size=kv_heads, max_size=kv_heads))
     before = scores.copy()
-    got = pb.select_from_scores(scores, budgets, window, kernel=kernel, pooling=pooling, nan="lowest")
+    got = pb.select_from_scores(scores, budgets, window, kernel=kernel, pooling=pooling, edge=edge, nan="lowest")
     exact = not absent or pooling == "max"  # the reference's averages beside a NaN are not to the bit
-    want = reference.select_from_scores(scores, budgets, window, kernel, pooling, exact=True)
+    want = reference.select_from_scores(scores, budgets, window, kernel, pooling, edge, exact=True)
     for ours, theirs, budget in zip(got, want, budgets, strict=True):
         assert len(ours) == min(budget, scored + window)
         if exact:

@@ -46,16 +46,18 @@ def test_window_scores_agree_with_the_native_ones(n, reduce, dtype, logits):
 @pytest.mark.parametrize("n", [1, 2, 7, 50])
 @pytest.mark.parametrize("kernel", [1, 3, 7, 101])
 @pytest.mark.parametrize("pooling", ["max", "avg"])
+@pytest.mark.parametrize("edge", ["count", "kernel"])
 @pytest.mark.parametrize("bad", [False, True])
-def test_pooled_scores_agree_with_the_native_ones(n, kernel, pooling, bad):
+def test_pooled_scores_agree_with_the_native_ones(n, kernel, pooling, edge, bad):
     scores = torch.randn(2, 3, n, generator=torch.Generator().manual_seed(n))
     nan = "raise"
     if bad:
         scores[0, 1, n // 2] = torch.nan
         scores[1, 2, n - 1] = torch.inf
         nan = "lowest"
-    got = _torch_path.pool_scores(scores, kernel, pooling, nan=nan)
-    torch.testing.assert_close(got, pb_kvcache.pool_scores(scores, kernel, pooling, nan=nan), atol=0, rtol=1e-6)
+    got = _torch_path.pool_scores(scores, kernel, pooling, edge=edge, nan=nan)
+    want = pb_kvcache.pool_scores(scores, kernel, pooling, edge=edge, nan=nan)
+    torch.testing.assert_close(got, want, atol=0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("k", [0, 1, 17, 99, 100, 1000])
@@ -71,15 +73,16 @@ def test_the_best_are_the_native_best_whatever_the_ties(k, levels):
 
 @pytest.mark.parametrize("n", [W + 1, 12, 60])
 @pytest.mark.parametrize("budget", [W, W + 1, 11, 60, [W, 8, 60]])
-@pytest.mark.parametrize("pooling", ["max", "avg"])
+@pytest.mark.parametrize(("pooling", "edge"), [("max", "count"), ("avg", "count"), ("avg", "kernel")])
 @pytest.mark.parametrize("window_in_budget", [True, False])
-def test_the_selection_is_the_native_one(n, budget, pooling, window_in_budget):
+def test_the_selection_is_the_native_one(n, budget, pooling, edge, window_in_budget):
     attn = attention(n, seed=3, logits=True)
     options = {
         "num_kv_heads": KV_HEADS,
         "window": W,
         "kernel": 3,
         "pooling": pooling,
+        "edge": edge,
         "from_logits": True,
         "scale": 0.5,
         "window_in_budget": window_in_budget,

@@ -319,10 +319,10 @@ def test_the_kept_positions_are_those_that_the_window_attended_to(family, attent
 
 @pytest.mark.parametrize("family", EAGER_ALONE)
 @pytest.mark.parametrize("reduce", ["mean", "max", "sum"])
-@pytest.mark.parametrize("pooling", ["max", "avg"])
-def test_caps_and_sinks_take_part_in_the_scores(family, reduce, pooling):
+@pytest.mark.parametrize(("pooling", "edge"), [("max", "count"), ("avg", "count"), ("avg", "kernel")])
+def test_caps_and_sinks_take_part_in_the_scores(family, reduce, pooling, edge):
     model = used(family, "eager")
-    cache = PyramidKVCache(model.config, budget=14, ratio=3, reduce=reduce, pooling=pooling, **COMMON)
+    cache = PyramidKVCache(model.config, budget=14, ratio=3, reduce=reduce, pooling=pooling, edge=edge, **COMMON)
     full = Masked(family)
     prompt = tokens(40)
     run(model, prompt, cache)
@@ -330,7 +330,7 @@ def test_caps_and_sinks_take_part_in_the_scores(family, reduce, pooling):
     for layer in cache.compressed_layers:
         weights = full.weights[layer][0, :, -WINDOW:].double().numpy()
         expected = reference_select.select(
-            weights, int(cache.budgets[layer]), 2, WINDOW, KERNEL, pooling=pooling, reduce=reduce
+            weights, int(cache.budgets[layer]), 2, WINDOW, KERNEL, pooling=pooling, edge=edge, reduce=reduce
         )
         assert cache.positions(layer)[0].tolist() == expected
 
@@ -875,6 +875,7 @@ def test_a_config_that_does_not_tell_is_noticed_at_the_second_layer():
         ({"window": 0}, "window = 0"),
         ({"kernel": 4}, "kernel = 4"),
         ({"pooling": "min"}, "pooling = 'min'"),
+        ({"edge": "zeros"}, "edge = 'zeros'"),
         ({"reduce": "median"}, "reduce = 'median'"),
         ({"decode": "shrink"}, "decode = 'shrink'"),
         ({"compress": "never"}, "compress = 'never'"),

@@ -186,6 +186,33 @@ def test_a_position_bias_is_refused():
         use(model)
 
 
+def test_a_model_that_is_not_causal_is_refused():
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    config = transformers.BertConfig(**sizes, num_attention_heads=4)
+    with pytest.raises(ValueError, match=r"cannot be served|cannot be redirected|encoder"):
+        use(built(config))
+
+
+def test_a_mask_that_no_layer_reads_is_no_reason_to_refuse():
+    """Qwen2-MoE makes a mask of a local window at every forward, whichever its layers use."""
+    experts = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts": 4}
+    model = use(built(transformers.Qwen2MoeConfig(**SIZES, **experts, num_experts_per_tok=2)))
+    cache = BudgetedCache(model.config, budget=24, **SMALL)
+    step(model, tokens(60), cache)
+    step(model, tokens(1), cache)
+    assert cache.lengths.tolist() == [25] * 4
+
+
+def test_layers_that_could_share_keys_and_do_not_are_served():
+    if not hasattr(transformers, "Gemma4TextConfig"):
+        pytest.skip("this release has no Gemma 4")
+    every = ["sliding_attention", "full_attention"] * 2
+    config = transformers.Gemma4TextConfig(
+        **SIZES, layer_types=every, vocab_size_per_layer_input=128, hidden_size_per_layer_input=8
+    )
+    assert BudgetedCache(config, budget=40).compressed_layers == (1, 3)
+
+
 def test_the_probe_leaves_the_model_as_it_was():
     model = llama()
     model.train()

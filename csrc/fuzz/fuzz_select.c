@@ -51,7 +51,8 @@ static void fuzz_select(input *in)
                                  .head_stride = (ptrdiff_t)head_stride,
                                  .row_stride = (ptrdiff_t)row_stride};
     pb_kvcache_select_params params = {(pb_kvcache_reduce)(take(in, 1) % 3), (pb_kvcache_pooling)(take(in, 1) % 2),
-                                       2 * count_of(in, 8) + 1, (pb_kvcache_nan)(take(in, 1) % 2)};
+                                       2 * count_of(in, 8) + 1, (pb_kvcache_edge)(take(in, 1) % 2),
+                                       (pb_kvcache_nan)(take(in, 1) % 2)};
     /* Sometimes what is refused before the data is looked at */
     if ((take(in, 1) & 15) == 0) {
         uint32_t scale = take(in, 4);
@@ -125,8 +126,8 @@ static void must_be_from_scores(const float *scores, size_t heads, size_t n, siz
     MUST(pb_kvcache_select_from_scores(scores, scored, heads, n, window, params, budgets, workspace, size, kept, n,
                                        heads * n)
          == PB_KVCACHE_OK);
-    MUST(pb_kvcache_pool_scores(scores, scored, heads, scored, params->pooling, params->kernel, params->nan, workspace,
-                                pool_size, pooled, scored, heads * scored)
+    MUST(pb_kvcache_pool_scores(scores, scored, heads, scored, params->pooling, params->kernel, params->edge,
+                                params->nan, workspace, pool_size, pooled, scored, heads * scored)
          == PB_KVCACHE_OK);
     for (size_t head = 0; head < heads; ++head) {
         counts[head] = budgets[head] < n ? budgets[head] - (uint32_t)window : (uint32_t)scored;
@@ -154,6 +155,7 @@ static void fuzz_scores(input *in)
     const pb_kvcache_nan nan = (pb_kvcache_nan)(take(in, 1) % 2);
     const pb_kvcache_pooling pooling = (pb_kvcache_pooling)(take(in, 1) % 2);
     const size_t kernel = count_of(in, 40);
+    const pb_kvcache_edge edge = (pb_kvcache_edge)(take(in, 1) % 2);
     float *scores = malloc((heads * n + 1) * sizeof *scores);
     float *pooled = malloc((heads * n + 1) * sizeof *pooled);
     uint32_t *indices = malloc((heads * n + 1) * sizeof *indices);
@@ -182,8 +184,8 @@ static void fuzz_scores(input *in)
     pb_kvcache_status status = pb_kvcache_pool_scores_workspace_size(n, pooling, kernel, &needed);
     if (status == PB_KVCACHE_OK) {
         unsigned char *workspace = malloc(needed + 1);
-        status = pb_kvcache_pool_scores(scores, n, heads, n, pooling, kernel, nan, workspace, needed, pooled, n,
-                                        heads * n);
+        status = pb_kvcache_pool_scores(scores, n, heads, n, pooling, kernel, edge, nan, workspace, needed, pooled,
+                                        n, heads * n);
         MUST((status == PB_KVCACHE_OK) == (finite || nan == PB_KVCACHE_NAN_LOWEST));
         for (size_t i = 0; status == PB_KVCACHE_OK && i < heads * n; ++i) {
             MUST(isfinite(scores[i]) ? isfinite(pooled[i]) && (pooling != PB_KVCACHE_POOL_MAX || pooled[i] >= scores[i])
@@ -221,7 +223,7 @@ static void fuzz_scores(input *in)
     /* Both at once */
     if (status == PB_KVCACHE_OK && n > 0 && kernel % 2 == 1) {
         const size_t window = 1 + take(in, 1) % 40;
-        const pb_kvcache_select_params params = {PB_KVCACHE_REDUCE_MEAN, pooling, kernel, nan};
+        const pb_kvcache_select_params params = {PB_KVCACHE_REDUCE_MEAN, pooling, kernel, edge, nan};
         uint32_t budgets[3];
         for (size_t head = 0; head < heads; ++head) {
             budgets[head] = (uint32_t)(window + take(in, 2) % (n + 2));

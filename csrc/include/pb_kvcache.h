@@ -48,6 +48,7 @@
 #include "pb_kvcache/allocator.h"
 #include "pb_kvcache/budget.h"
 #include "pb_kvcache/plan.h"
+#include "pb_kvcache/divide.h"
 #include "pb_kvcache/policy.h"
 #include "pb_kvcache/snapkv.h"
 #include "pb_kvcache/pyramidkv.h"

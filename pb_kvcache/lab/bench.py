@@ -320,7 +320,14 @@ def _plans(policies: Sequence[str]) -> dict[str, dict[int, LayerPlan]]:
             raise TypeError(f"policies: {policy!r} is not a name")
         row, argument = find(policy)
         if row.argument == "FILE":
-            plans[policy] = {_mean(layers): layers for layers in read_plans(argument)}
+            read = read_plans(argument)
+            layered = [entry for entry in read if isinstance(entry, LayerPlan)]
+            if len(layered) < len(read):
+                raise ValueError(
+                    f"{argument}: has a plan of heads, but a trace has one row of attention a layer; "
+                    "HeadPlan.layer_plan() makes a plan of layers"
+                )
+            plans[policy] = {_mean(layers): layers for layers in layered}
     if not policies:
         raise ValueError(f"policies: none given; known: {', '.join(policy_names())}")
     return plans

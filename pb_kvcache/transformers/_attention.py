@@ -22,6 +22,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: Arithmetic to the name under which it is registered.
 NAMES = {"sdpa": "pb_kvcache_sdpa", "eager": "pb_kvcache_eager"}
 
+#: Dimensions of the mask that stands for a local window, which no compressed layer can serve.
+LOCAL_WINDOW_DIMS = 5
+
 #: Attribute of a key tensor that carries its cache layer from ``update`` to the attention function.
 LAYER_MARK = "_pb_kvcache_layer"
 
@@ -122,10 +125,8 @@ def _mask(plain: str) -> Callable[..., Any]:
         if not isinstance(kwargs.get("kv_offset"), OwnMask):
             return ALL_MASK_ATTENTION_FUNCTIONS[plain](*args, **kwargs)
         if kwargs.get("local_size") is not None:
-            raise ValueError(
-                "this model asks for a local window on a layer that its config calls full attention, which a "
-                "compressed cache cannot serve"
-            )
+            # Some models make a mask of every kind at each forward, also of one that no layer reads.
+            return torch.empty((0,) * LOCAL_WINDOW_DIMS)
         seen = int(kwargs["kv_length"]) + int(kwargs["kv_offset"])
         if kwargs.get("mask_function", causal_mask_function) is not causal_mask_function and not _is_causal(
             seen, args, kwargs

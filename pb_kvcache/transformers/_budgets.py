@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 
 from .._amount import Amount, Curve, Kind, only_one
-from .._options import POOLING, REDUCE, at_least, choice, kernel_size
+from .._head_plan import HeadPlan
+from .._options import REDUCE, at_least, choice, pooling_options
 from .._plan import LayerPlan, plan
 from .._plan_file import load_plan
 
@@ -46,6 +47,7 @@ class Budgets:
         window: Any,
         kernel: Any,
         pooling: str,
+        edge: str,
         reduce: str,
         decode: str,
         compress: str,
@@ -53,10 +55,9 @@ class Budgets:
         # How positions are chosen.
         self.num_layers = num_layers
         self.window = at_least("window", window, 1)
-        self.kernel = kernel_size(kernel)
-        choice("pooling", pooling, POOLING)
+        self.kernel, _, _ = pooling_options(kernel, pooling, edge)
         choice("reduce", reduce, REDUCE)
-        self.pooling, self.reduce = pooling, reduce
+        self.pooling, self.edge, self.reduce = pooling, edge, reduce
         self.hold = choice("decode", decode, _HOLDS)
         self.chunked = choice("compress", compress, _CHUNKED)
 
@@ -97,6 +98,10 @@ class Budgets:
     def _check_plan(self, layer_plan: Any) -> npt.NDArray[np.int64]:
         if isinstance(layer_plan, (str, os.PathLike)):
             layer_plan = load_plan(layer_plan)
+        if isinstance(layer_plan, HeadPlan):
+            raise TypeError(
+                "plan: is a HeadPlan, and all heads of a layer hold the same; plan.layer_plan() makes one of layers"
+            )
         if not isinstance(layer_plan, LayerPlan):
             raise TypeError(
                 "plan: must be a LayerPlan (pb_kvcache.plan makes one) or the path of a plan file, not "

@@ -63,8 +63,9 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         Share of the prompt that is kept, above 0 and at most 1, and at least ``window + 1`` positions.
     window
         Last queries of the prompt that choose. Their positions are always kept.
-    kernel, pooling
-        Neighbours, odd, over which scores are pooled, and how: ``"max"`` or ``"avg"``.
+    kernel, pooling, edge
+        Neighbours, odd, over which scores are pooled, and how: ``"max"`` or ``"avg"``, and whether an average divides
+        at the ends by the neighbours that there are, ``"count"``, or as if zeros lay beyond, ``"kernel"``.
     reduce
         How the query heads of a KV head become one score: ``"mean"``, ``"max"`` or ``"sum"``.
     decode
@@ -105,6 +106,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         window: int = 32,
         kernel: int = 7,
         pooling: str = "max",
+        edge: str = "count",
         reduce: str = "mean",
         decode: str = "grow",
         compress: str = "prompt",
@@ -118,7 +120,9 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             raise ValueError(
                 f"config: is of an encoder-decoder model; {type(self).__name__} serves decoder-only models"
             )
-        if (getattr(text, "num_kv_shared_layers", None) or 0) > 0 or any(getattr(text, "kv_sharing_modes", None) or ()):
+        if (getattr(text, "num_kv_shared_layers", None) or 0) > 0 or "reuse" in (
+            getattr(text, "kv_sharing_modes", None) or ()
+        ):
             raise ValueError(
                 "config: some layers of this model read the keys of others, which compression would change under them; "
                 "use DynamicCache"
@@ -146,6 +150,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             window=window,
             kernel=kernel,
             pooling=pooling,
+            edge=edge,
             reduce=reduce,
             decode=decode,
             compress=compress,

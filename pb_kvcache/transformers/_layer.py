@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from ._attention import LAYER_MARK, OwnMask, not_compiled
+from ._attention import LAYER_MARK, LOCAL_WINDOW_DIMS, OwnMask, not_compiled
 from ._budgets import Budgets
 from ._hold import Holder
 from ._selection import Scoring, choose
@@ -550,6 +550,11 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             # Padding stays padding, also where a later call brings no mask or one that has none left to show.
             later = self.seen - self._mask.shape[1]
             return torch.nn.functional.pad(self._mask, (0, later), value=True)
+        if padding.dim() == LOCAL_WINDOW_DIMS:
+            raise ValueError(
+                f"layer {self.model_layer}: this model asks for a local window on a layer that its config calls full "
+                "attention, which a compressed cache cannot serve"
+            )
         if padding.dim() != 2:
             raise ValueError(
                 f"attention_mask: has shape {tuple(padding.shape)}; with a compressed cache pass the 2-D padding mask "

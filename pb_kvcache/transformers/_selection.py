@@ -122,7 +122,9 @@ def choose(
             scores = scores_from_qk(query, keys, scale=scoring.scale, reduce=budgets.reduce)
         else:
             scores = window_scores(weights, num_kv_heads=kv_heads, reduce=budgets.reduce)
-        positions = select_from_scores(scores, keep, window, kernel=budgets.kernel, pooling=budgets.pooling)
+        positions = select_from_scores(
+            scores, keep, window, kernel=budgets.kernel, pooling=budgets.pooling, edge=budgets.edge
+        )
         method = "native kernels" if keys.device.type == "cpu" else f"torch on {keys.device.type}"
     if not seed:
         return positions, method, keys.new_empty(0)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import budget, plan, policy, select, stack
+from . import budget, divide, plan, policy, select, stack
 
 #: By kind: what runs a case, and raises AssertionError where it fails.
 RUNNERS: dict[str, Callable[[dict[str, Any]], None]] = {
     "pyramid_budget": budget.run,
     "plan": plan.run,
+    "divide": divide.run,
     "policy": policy.run,
     "refusal": policy.run_refusal,
     "select": select.run,

@@ -27,7 +27,7 @@ def run(case: dict[str, Any]) -> None:
     """Run one case of kind ``select``."""
     attn = _attention(case)
     window = attn.shape[1]
-    choosing = {"kernel": case["kernel"], "pooling": case["pooling"], "nan": case["nan"]}
+    choosing = {name: case[name] for name in ("kernel", "pooling", "edge", "nan")}
     scoring = {
         "num_kv_heads": case["kv_heads"],
         "reduce": case["reduce"],

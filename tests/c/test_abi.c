@@ -66,8 +66,9 @@ static void structs(void)
     AT(pb_kvcache_attention, row_stride, up(POINTER + 12, POINTER) + 5 * POINTER);
     SIZE(pb_kvcache_attention, up(POINTER + 12, POINTER) + 6 * POINTER);
     AT(pb_kvcache_select_params, kernel, 8);
-    AT(pb_kvcache_select_params, nan, 8 + POINTER);
-    SIZE(pb_kvcache_select_params, up(12 + POINTER, POINTER));
+    AT(pb_kvcache_select_params, edge, 8 + POINTER);
+    AT(pb_kvcache_select_params, nan, 12 + POINTER);
+    SIZE(pb_kvcache_select_params, 16 + POINTER);
     SIZE(pb_kvcache_rows, 6 * POINTER);
     AT(pb_kvcache_rows, row_stride, 5 * POINTER);
 }

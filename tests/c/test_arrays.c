@@ -70,7 +70,8 @@ static void nothing_needs_no_address(void)
 {
     const pb_kvcache_nan refuse = PB_KVCACHE_NAN_REFUSE;
     const pb_kvcache_pooling max = PB_KVCACHE_POOL_MAX;
-    const pb_kvcache_select_params params = {PB_KVCACHE_REDUCE_MEAN, max, 1, refuse};
+    const pb_kvcache_edge count = PB_KVCACHE_EDGE_COUNT;
+    const pb_kvcache_select_params params = {PB_KVCACHE_REDUCE_MEAN, max, 1, count, refuse};
     uint32_t none[2] = {0, 0};
     const uint32_t one[2] = {0, 1};
     float scores[6] = {0};
@@ -95,9 +96,9 @@ static void nothing_needs_no_address(void)
     CHECK(pb_kvcache_select_top(scores, 3, 2, 3, none, refuse, NULL, 3, 0) == PB_KVCACHE_OK);
     CHECK(pb_kvcache_select_top(scores, 3, 2, 3, one, refuse, NULL, 3, 6) == PB_KVCACHE_ERROR_NULL);
     CHECK(pb_kvcache_select_top(NULL, 3, 2, 3, none, refuse, NULL, 3, 6) == PB_KVCACHE_ERROR_NULL);
-    CHECK(pb_kvcache_pool_scores(NULL, 4, 0, 4, max, 3, refuse, NULL, 0, NULL, 4, 0) == PB_KVCACHE_OK);
-    CHECK(pb_kvcache_pool_scores(NULL, 4, 2, 0, max, 3, refuse, NULL, 0, NULL, 4, 0) == PB_KVCACHE_OK);
-    CHECK(pb_kvcache_pool_scores(NULL, 4, 2, 4, max, 3, refuse, NULL, 0, NULL, 4, 8) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_pool_scores(NULL, 4, 0, 4, max, 3, count, refuse, NULL, 0, NULL, 4, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_pool_scores(NULL, 4, 2, 0, max, 3, count, refuse, NULL, 0, NULL, 4, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_pool_scores(NULL, 4, 2, 4, max, 3, count, refuse, NULL, 0, NULL, 4, 8) == PB_KVCACHE_ERROR_NULL);
     /* the selection, of no heads */
     CHECK(pb_kvcache_select_from_scores_workspace_size(&params, 4, 1, &size) == PB_KVCACHE_OK);
     CHECK(pb_kvcache_select_from_scores(NULL, 3, 0, 4, 1, &params, NULL, NULL, size, NULL, 4, 0) == PB_KVCACHE_OK);

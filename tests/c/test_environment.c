@@ -217,7 +217,8 @@ static void selection(unsigned environment, unsigned kind, size_t n, pb_kvcache_
                                        .n = n,
                                        .head_stride = (ptrdiff_t)(WINDOW * n),
                                        .row_stride = (ptrdiff_t)n};
-    const pb_kvcache_select_params params = {(pb_kvcache_reduce)(kind % 3), pooling, kernel, PB_KVCACHE_NAN_REFUSE};
+    const pb_kvcache_select_params params = {(pb_kvcache_reduce)(kind % 3), pooling, kernel,
+                                             (pb_kvcache_edge)(kind % 2), PB_KVCACHE_NAN_REFUSE};
     const size_t scored = n - WINDOW;
     const uint32_t budgets[KV_HEADS] = {(uint32_t)(WINDOW + scored / 2), (uint32_t)n};
     size_t size = 0;

@@ -396,7 +396,8 @@ static void test_sizes(void)
           && bytes == (fits + 3) * 12 + PB_KVCACHE_PRIV_ALIGNMENT);
 
     /* An average needs more: scores that just fit do not with it. */
-    pb_kvcache_select_params params = {PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_POOL_MAX, 1999, PB_KVCACHE_NAN_REFUSE};
+    pb_kvcache_select_params params
+        = {PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_POOL_MAX, 1999, PB_KVCACHE_EDGE_COUNT, PB_KVCACHE_NAN_REFUSE};
     attn.n = 1000;
     const size_t heads = (most - PB_KVCACHE_PRIV_ALIGNMENT) / 4000 - 3;
     bytes = 7;
@@ -421,8 +422,8 @@ static void test_sizes(void)
           == PB_KVCACHE_ERROR_TOO_LARGE);
     CHECK(pb_kvcache_select_top(&score, 1, 1, SIZE_MAX, &count, PB_KVCACHE_NAN_REFUSE, &index, 1, 1)
           == PB_KVCACHE_ERROR_TOO_LARGE);
-    CHECK(pb_kvcache_pool_scores(&score, SIZE_MAX, 3, 1, PB_KVCACHE_POOL_MAX, 1, PB_KVCACHE_NAN_REFUSE, NULL, 0, &score,
-                                 1, 1)
+    CHECK(pb_kvcache_pool_scores(&score, SIZE_MAX, 3, 1, PB_KVCACHE_POOL_MAX, 1, PB_KVCACHE_EDGE_COUNT,
+                                 PB_KVCACHE_NAN_REFUSE, NULL, 0, &score, 1, 1)
           == PB_KVCACHE_ERROR_TOO_LARGE);
     CHECK(score == 2.0f && index == 9);
 }
@@ -459,7 +460,8 @@ static prompt new_prompt(void)
                                     .n = N,
                                     .head_stride = (ptrdiff_t)WINDOW * N,
                                     .row_stride = N};
-    p.params = (pb_kvcache_select_params){PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_POOL_MAX, 7, PB_KVCACHE_NAN_REFUSE};
+    p.params = (pb_kvcache_select_params){PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_POOL_MAX, 7, PB_KVCACHE_EDGE_COUNT,
+                                          PB_KVCACHE_NAN_REFUSE};
     return p;
 }
 
@@ -482,7 +484,8 @@ static void test_bits(void)
         CHECK(pb_kvcache_pool_scores_workspace_size(SCORED, PB_KVCACHE_POOL_AVERAGE, 11, &size) == PB_KVCACHE_OK);
         workspace = malloc(size);
         CHECK(pb_kvcache_pool_scores(scores, SCORED, KV_HEADS, SCORED, PB_KVCACHE_POOL_AVERAGE, 11,
-                                     PB_KVCACHE_NAN_REFUSE, workspace, size, pooled, SCORED, (size_t)KV_HEADS * SCORED)
+                                     PB_KVCACHE_EDGE_COUNT, PB_KVCACHE_NAN_REFUSE, workspace, size, pooled, SCORED,
+                                     (size_t)KV_HEADS * SCORED)
               == PB_KVCACHE_OK);
         free(workspace);
         found = hash(found, pooled, (size_t)KV_HEADS * SCORED);
@@ -598,6 +601,7 @@ static void test_refusals(void)
     WITH(attn.data = (const char *)attn.data + 1, PB_KVCACHE_ERROR_ALIGNMENT);
     WITH((attn.dtype = PB_KVCACHE_FLOAT16, attn.data = (const char *)attn.data + 1), PB_KVCACHE_ERROR_ALIGNMENT);
     WITH(params.reduce = (pb_kvcache_reduce)3, PB_KVCACHE_ERROR_OPTION);
+    WITH(params.edge = (pb_kvcache_edge)2, PB_KVCACHE_ERROR_OPTION);
     WITH(params.pooling = (pb_kvcache_pooling)2, PB_KVCACHE_ERROR_OPTION);
     WITH(params.nan = (pb_kvcache_nan)2, PB_KVCACHE_ERROR_OPTION);
     WITH(params.kernel = 0, PB_KVCACHE_ERROR_POOL_KERNEL);
@@ -706,7 +710,8 @@ static void test_refusals(void)
     uint32_t chosen[6] = {9, 9, 9, 9, 9, 9};
     uint32_t counts[2] = {2, 2};
 #define POOL(scores, heads, n, pooling, kernel, nan, workspace, size, pooled, stride, capacity)                       \
-    pb_kvcache_pool_scores(scores, 3, heads, n, pooling, kernel, nan, workspace, size, pooled, stride, capacity)
+    pb_kvcache_pool_scores(scores, 3, heads, n, pooling, kernel, PB_KVCACHE_EDGE_COUNT, nan, workspace, size, pooled, \
+                           stride, capacity)
     const pb_kvcache_pooling max = PB_KVCACHE_POOL_MAX;
     const pb_kvcache_nan refuse = PB_KVCACHE_NAN_REFUSE;
     CHECK(POOL(row, 2, 3, max, 3, refuse, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_SCORE);
@@ -715,6 +720,8 @@ static void test_refusals(void)
     CHECK(POOL(row, 1, 3, max, 2, refuse, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_POOL_KERNEL);
     CHECK(POOL(row, 1, 3, (pb_kvcache_pooling)2, 3, refuse, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_OPTION);
     CHECK(POOL(row, 1, 3, max, 3, (pb_kvcache_nan)2, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_OPTION);
+    CHECK(pb_kvcache_pool_scores(row, 3, 1, 3, max, 3, (pb_kvcache_edge)2, refuse, NULL, 0, pooled, 3, 6)
+          == PB_KVCACHE_ERROR_OPTION);
     CHECK(POOL(row, 1, 3, PB_KVCACHE_POOL_AVERAGE, 3, refuse, NULL, 0, pooled, 3, 6) == PB_KVCACHE_ERROR_WORKSPACE);
     CHECK(POOL(row, 1, 3, PB_KVCACHE_POOL_AVERAGE, 3, refuse, workspace, 8, pooled, 3, 6)
           == PB_KVCACHE_ERROR_WORKSPACE);
@@ -729,10 +736,9 @@ static void test_refusals(void)
     CHECK(pb_kvcache_pool_scores_workspace_size(9, PB_KVCACHE_POOL_AVERAGE, 3, NULL) == PB_KVCACHE_ERROR_NULL);
     CHECK(pooled[0] == 9 && pooled[5] == 9);
     /* Rows without scores: nothing is needed and nothing is written, whatever the pooling. */
-    CHECK(pb_kvcache_pool_scores(row, 3, 2, 0, max, 3, refuse, NULL, 0, pooled, 0, 0) == PB_KVCACHE_OK);
+    CHECK(POOL(row, 2, 0, max, 3, refuse, NULL, 0, pooled, 0, 0) == PB_KVCACHE_OK);
     CHECK(pb_kvcache_pool_scores_workspace_size(0, PB_KVCACHE_POOL_AVERAGE, 3, &size) == PB_KVCACHE_OK && size == 0);
-    CHECK(pb_kvcache_pool_scores(row, 3, 2, 0, PB_KVCACHE_POOL_AVERAGE, 3, refuse, NULL, 0, pooled, 0, 0)
-          == PB_KVCACHE_OK);
+    CHECK(POOL(row, 2, 0, PB_KVCACHE_POOL_AVERAGE, 3, refuse, NULL, 0, pooled, 0, 0) == PB_KVCACHE_OK);
     CHECK(pooled[0] == 9 && pooled[5] == 9);
 
 #define TOP(scores, heads, n, counts, nan, indices, stride, capacity)                                                 \
@@ -761,42 +767,72 @@ static void test_refusals(void)
     free(p.logits);
 }
 
+/* One row pooled to `pooled`. */
+static pb_kvcache_status pool_row(const float *row, size_t n, pb_kvcache_pooling pooling, size_t kernel,
+                                  pb_kvcache_edge edge, float *pooled)
+{
+    unsigned char workspace[512];
+    return pb_kvcache_pool_scores(row, n, 1, n, pooling, kernel, edge, PB_KVCACHE_NAN_LOWEST, workspace,
+                                  sizeof workspace, pooled, n, n);
+}
+
+/* Is the row pooled to what is wanted, to the bit? */
+static bool pools_to(const float *row, size_t n, pb_kvcache_pooling pooling, size_t kernel, pb_kvcache_edge edge,
+                     const float *want)
+{
+    float pooled[8];
+    return pool_row(row, n, pooling, kernel, edge, pooled) == PB_KVCACHE_OK
+           && memcmp(pooled, want, n * sizeof *want) == 0;
+}
+
 /* Scores that are none are no neighbours. Under _LOWEST they are left out of averages and maxima alike. */
 static void test_absent_scores(void)
 {
+    const pb_kvcache_edge count = PB_KVCACHE_EDGE_COUNT;
     const float row[8] = {NAN, 4.0f, HUGE_VALF, 2.0f, -HUGE_VALF, 6.0f, -NAN, 8.0f};
     const float average[8] = {-HUGE_VALF, 4.0f, -HUGE_VALF, 2.0f, -HUGE_VALF, 6.0f, -HUGE_VALF, 8.0f};
     const float wide_average[8] = {-HUGE_VALF, 3.0f, -HUGE_VALF, 4.0f, -HUGE_VALF, 16.0f / 3.0f, -HUGE_VALF, 7.0f};
     const float wide_maximum[8] = {-HUGE_VALF, 4.0f, -HUGE_VALF, 6.0f, -HUGE_VALF, 8.0f, -HUGE_VALF, 8.0f};
-    float pooled[8];
-    unsigned char workspace[512];
-    CHECK(pb_kvcache_pool_scores(row, 8, 1, 8, PB_KVCACHE_POOL_AVERAGE, 3, PB_KVCACHE_NAN_LOWEST, workspace, 512,
-                                 pooled, 8, 8)
-          == PB_KVCACHE_OK);
-    CHECK(memcmp(pooled, average, sizeof pooled) == 0);
-    CHECK(pb_kvcache_pool_scores(row, 8, 1, 8, PB_KVCACHE_POOL_AVERAGE, 5, PB_KVCACHE_NAN_LOWEST, workspace, 512,
-                                 pooled, 8, 8)
-          == PB_KVCACHE_OK);
-    CHECK(memcmp(pooled, wide_average, sizeof pooled) == 0);
-    CHECK(pb_kvcache_pool_scores(row, 8, 1, 8, PB_KVCACHE_POOL_MAX, 5, PB_KVCACHE_NAN_LOWEST, NULL, 0, pooled, 8, 8)
-          == PB_KVCACHE_OK);
-    CHECK(memcmp(pooled, wide_maximum, sizeof pooled) == 0);
+    CHECK(pools_to(row, 8, PB_KVCACHE_POOL_AVERAGE, 3, count, average));
+    CHECK(pools_to(row, 8, PB_KVCACHE_POOL_AVERAGE, 5, count, wide_average));
+    CHECK(pools_to(row, 8, PB_KVCACHE_POOL_MAX, 5, count, wide_maximum));
     /* A single score has no neighbours, however wide the kernel. */
-    for (int pooling = 0; pooling < 2; ++pooling) {
-        pooled[0] = 0.0f;
-        CHECK(pb_kvcache_pool_scores(row + 1, 1, 1, 1, (pb_kvcache_pooling)pooling, SIZE_MAX, PB_KVCACHE_NAN_REFUSE,
-                                     workspace, 512, pooled, 1, 1)
-                  == PB_KVCACHE_OK
-              && pooled[0] == 4.0f);
-    }
-    CHECK(pb_kvcache_pool_scores(row, 0, 0, 8, PB_KVCACHE_POOL_MAX, 5, PB_KVCACHE_NAN_REFUSE, NULL, 0, pooled, 8, 8)
+    CHECK(pools_to(row + 1, 1, PB_KVCACHE_POOL_MAX, SIZE_MAX, count, row + 1));
+    CHECK(pools_to(row + 1, 1, PB_KVCACHE_POOL_AVERAGE, SIZE_MAX, count, row + 1));
+    unsigned char workspace[512];
+    float pooled[8];
+    CHECK(pb_kvcache_pool_scores(row, 0, 0, 8, PB_KVCACHE_POOL_MAX, 5, count, PB_KVCACHE_NAN_REFUSE, NULL, 0, pooled, 8,
+                                 8)
           == PB_KVCACHE_OK);
-    CHECK(pb_kvcache_pool_scores(row + 1, 8, 1, 1, PB_KVCACHE_POOL_AVERAGE, 5, PB_KVCACHE_NAN_REFUSE, workspace, 512,
-                                 workspace_floats(workspace), 8, 8)
+    CHECK(pb_kvcache_pool_scores(row + 1, 8, 1, 1, PB_KVCACHE_POOL_AVERAGE, 5, count, PB_KVCACHE_NAN_REFUSE, workspace,
+                                 512, workspace_floats(workspace), 8, 8)
           == PB_KVCACHE_ERROR_OVERLAP);
-    CHECK(pb_kvcache_pool_scores(workspace_floats(workspace), 8, 1, 1, PB_KVCACHE_POOL_AVERAGE, 5,
+    CHECK(pb_kvcache_pool_scores(workspace_floats(workspace), 8, 1, 1, PB_KVCACHE_POOL_AVERAGE, 5, count,
                                  PB_KVCACHE_NAN_LOWEST, workspace, 512, pooled, 8, 8)
           == PB_KVCACHE_ERROR_OVERLAP);
+}
+
+/* Zeros beyond the ends: an average divides by the kernel, less what _LOWEST leaves out. A maximum does not change. */
+static void test_edge(void)
+{
+    const pb_kvcache_edge kernel = PB_KVCACHE_EDGE_KERNEL;
+    const float row[5] = {6.0f, 3.0f, 0.0f, 9.0f, 12.0f};
+    const float average[5] = {3.0f, 3.0f, 4.0f, 7.0f, 7.0f};
+    const float wide_average[5] = {9.0f / 5.0f, 18.0f / 5.0f, 6.0f, 24.0f / 5.0f, 21.0f / 5.0f};
+    const float wider_than_all[5] = {2.0f, 2.0f, 2.0f, 2.0f, 2.0f}; /* 30 / 15 */
+    const float maximum[5] = {6.0f, 6.0f, 9.0f, 12.0f, 12.0f};
+    CHECK(pools_to(row, 5, PB_KVCACHE_POOL_AVERAGE, 1, kernel, row));
+    CHECK(pools_to(row, 5, PB_KVCACHE_POOL_AVERAGE, 3, kernel, average));
+    CHECK(pools_to(row, 5, PB_KVCACHE_POOL_AVERAGE, 5, kernel, wide_average));
+    CHECK(pools_to(row, 5, PB_KVCACHE_POOL_AVERAGE, 15, kernel, wider_than_all));
+    CHECK(pools_to(row, 5, PB_KVCACHE_POOL_MAX, 3, kernel, maximum));
+    const float absent[5] = {NAN, 6.0f, 3.0f, NAN, 4.0f};
+    const float present[5] = {-HUGE_VALF, 4.5f, 4.5f, -HUGE_VALF, 2.0f};
+    CHECK(pools_to(absent, 5, PB_KVCACHE_POOL_AVERAGE, 3, kernel, present));
+    /* A kernel that no row fills */
+    const float one = 1.0f;
+    const float share = (float)(1.0 / (double)(SIZE_MAX / 2));
+    CHECK(pools_to(&one, 1, PB_KVCACHE_POOL_AVERAGE, SIZE_MAX / 2, kernel, &share));
 }
 
 /* A row in which every logit is too large, and one in which none is left beside NaN: nothing but lowest scores. */
@@ -1014,6 +1050,7 @@ int main(void)
     test_shards();
     test_refusals();
     test_absent_scores();
+    test_edge();
     test_lowest();
     test_lowest_of_a_group();
     test_compact();

@@ -11,7 +11,8 @@ enum { HEADS = 2, N = 9, WINDOW = 3, SCORED = N - WINDOW, ALL = HEADS * N };
 
 static const float scores[HEADS * SCORED] = {1, 2, 3, 4, 5, 6, 6, NAN, 1, 1, 1, 6};
 static const pb_kvcache_select_params defaults = {(pb_kvcache_reduce)77, /* is not read */
-                                                  PB_KVCACHE_POOL_MAX, 1, PB_KVCACHE_NAN_REFUSE};
+                                                  PB_KVCACHE_POOL_MAX, 1, PB_KVCACHE_EDGE_COUNT,
+                                                  PB_KVCACHE_NAN_REFUSE};
 
 /* Arguments that are accepted. Each test changes some of them. */
 typedef struct call {
@@ -80,6 +81,7 @@ static void test_refusals(void)
     REFUSED(c.kept_stride = SIZE_MAX / 2, PB_KVCACHE_ERROR_TOO_LARGE);
     REFUSED(c.params.kernel = 2, PB_KVCACHE_ERROR_POOL_KERNEL);
     REFUSED(c.params.pooling = (pb_kvcache_pooling)2, PB_KVCACHE_ERROR_OPTION);
+    REFUSED(c.params.edge = (pb_kvcache_edge)2, PB_KVCACHE_ERROR_OPTION);
     REFUSED(c.params.nan = (pb_kvcache_nan)2, PB_KVCACHE_ERROR_OPTION);
     REFUSED(c.workspace_size = size - 1, PB_KVCACHE_ERROR_WORKSPACE);
     REFUSED(c.budgets[1] = WINDOW - 1, PB_KVCACHE_ERROR_BUDGET_WINDOW);

@@ -106,7 +106,8 @@ int main(void)
                                              .n = N,
                                              .head_stride = WINDOW * N,
                                              .row_stride = N};
-        all[i].params = (pb_kvcache_select_params){PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_POOL_MAX, 5, PB_KVCACHE_NAN_REFUSE};
+        all[i].params = (pb_kvcache_select_params){PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_POOL_MAX, 5,
+                                                   PB_KVCACHE_EDGE_COUNT, PB_KVCACHE_NAN_REFUSE};
         for (size_t head = 0; head < KV_HEADS; ++head) {
             all[i].budgets[head] = KEPT;
         }

@@ -15,6 +15,7 @@ static const struct {
 } kinds[] = {
     {"pyramid_budget", vectors_pyramid_budget},
     {"plan", vectors_plan},
+    {"divide", vectors_divide},
     {"policy", vectors_policy},
     {"refusal", vectors_refusal},
     {"select", vectors_select},
@@ -98,6 +99,10 @@ pb_kvcache_status vectors_status(const json *name)
         {"plan_bounds", PB_KVCACHE_ERROR_PLAN_BOUNDS},
         {"plan_block", PB_KVCACHE_ERROR_PLAN_BLOCK},
         {"plan_minimum", PB_KVCACHE_ERROR_PLAN_MINIMUM},
+        {"divide_units", PB_KVCACHE_ERROR_DIVIDE_UNITS},
+        {"divide_grid", PB_KVCACHE_ERROR_DIVIDE_GRID},
+        {"divide_loss", PB_KVCACHE_ERROR_DIVIDE_LOSS},
+        {"divide_below", PB_KVCACHE_ERROR_DIVIDE_BELOW},
         {"window", PB_KVCACHE_ERROR_WINDOW},
         {"heads", PB_KVCACHE_ERROR_HEADS},
         {"scale", PB_KVCACHE_ERROR_SCALE},

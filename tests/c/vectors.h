@@ -12,6 +12,7 @@ typedef bool vectors_run(const json *test);
 
 vectors_run vectors_pyramid_budget; /* vectors_budget.c */
 vectors_run vectors_plan;           /* vectors_plan.c */
+vectors_run vectors_divide;         /* vectors_divide.c */
 vectors_run vectors_policy;         /* vectors_policy.c */
 vectors_run vectors_refusal;
 vectors_run vectors_stack; /* vectors_stack.c */

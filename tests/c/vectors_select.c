@@ -111,6 +111,7 @@ bool vectors_select(const json *test)
     static const char *const dtypes[] = {"float32", "float16", "bfloat16", NULL};
     static const char *const reduces[] = {"mean", "max", "sum", NULL};
     static const char *const poolings[] = {"max", "avg", NULL};
+    static const char *const edges[] = {"count", "kernel", NULL};
     static const char *const nans[] = {"raise", "lowest", NULL};
     size_t window;
     size_t n;
@@ -135,6 +136,7 @@ bool vectors_select(const json *test)
     const pb_kvcache_select_params params = {(pb_kvcache_reduce)choice(test, "reduce", reduces),
                                              (pb_kvcache_pooling)choice(test, "pooling", poolings),
                                              json_u32(json_need(test, "kernel")),
+                                             (pb_kvcache_edge)choice(test, "edge", edges),
                                              (pb_kvcache_nan)choice(test, "nan", nans)};
     const pb_kvcache_status want = vectors_status(json_get(test, "status"));
     const size_t scored = n > window ? n - window : 0;

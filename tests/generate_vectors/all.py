@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from . import baselines, budget, plan, policies, select, stack
+from . import baselines, budget, divide, plan, policies, select, stack
 
-MODULES = (baselines, budget, plan, policies, select, stack)
+MODULES = (baselines, budget, divide, plan, policies, select, stack)
 
 
 def text(content: dict[str, Any]) -> str:

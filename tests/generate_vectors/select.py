@@ -31,6 +31,7 @@ def case(name: str, attn: Any, budgets: list[int], status: str | None = None, **
         "reduce": "mean",
         "pooling": "max",
         "kernel": 3,
+        "edge": "count",
         "nan": "raise",
         **changes,
     }
@@ -56,7 +57,7 @@ def answers(attn: Any, budgets: list[int], options: dict[str, Any]) -> dict[str,
         attn, options["kv_heads"], options["reduce"], options["logits"], options["scale"], lowest
     )
     kept = reference.select_from_scores(
-        scores, budgets, attn.shape[1], options["kernel"], options["pooling"], exact=True
+        scores, budgets, attn.shape[1], options["kernel"], options["pooling"], options["edge"], exact=True
     )
     return {"scores": [[number(x) for x in row] for row in scores], "kept": kept}
 
@@ -75,6 +76,30 @@ def by_hand() -> list[dict[str, Any]]:
         case("a maximum is spread to its neighbours", [[[0, 0, 0, 0, 1, 0, 0, 0, 0.5, 0.5, 0]]], [4]),
         case("a kernel wider than everything ties everything", [[[0, 1, 0, 0, 0, 0]]], [3], kernel=31),
         case("an average divides by the neighbours there are", [[[3, 0, 0, 2.25, 1.5, 0, 1]]], [4], pooling="avg"),
+        case(
+            "an average divides by the kernel",
+            [[[3, 0, 0, 2.25, 1.5, 0, 1]]],
+            [4],
+            pooling="avg",
+            edge="kernel",
+        ),
+        case("a maximum has no edge", [[[3, 0, 0, 2.25, 1.5, 0, 1]]], [4], edge="kernel"),
+        case(
+            "a kernel wider than everything, with zeros",
+            [[[0, 1, 0, 0, 0]]],
+            [3],
+            pooling="avg",
+            kernel=9,
+            edge="kernel",
+        ),
+        case(
+            "what is left out is no zero",
+            [[["nan", 3, 1.5, 4, 0.5, 0]]],
+            [3],
+            pooling="avg",
+            edge="kernel",
+            nan="lowest",
+        ),
         case("the mean of a group", [[[1, 0, 0.5, 0]], [[0, 0.75, 0.5, 0]]], [2], kernel=1),
         case("the maximum of a group", [[[1, 0, 0.5, 0]], [[0, 0.75, 0.5, 0]]], [2], kernel=1, reduce="max"),
         case("the sum of a group", [[[1, 0, 0.5, 0]], [[0, 1.25, 0.5, 0]]], [2], kernel=1, reduce="sum"),
@@ -144,6 +169,7 @@ def at_random() -> list[dict[str, Any]]:
                 reduce=rng.choice(["mean", "max", "sum"]),
                 pooling=rng.choice(["max", "avg"]),
                 kernel=rng.choice([1, 3, 5, 7, 99]),
+                edge="kernel" if index % 3 == 2 else "count",
             )
         )
     return cases

@@ -54,8 +54,14 @@ typedef enum pb_kvcache_reduce {
 /* How the scores of neighbours become one. */
 typedef enum pb_kvcache_pooling {
     PB_KVCACHE_POOL_MAX = 0,
-    PB_KVCACHE_POOL_AVERAGE = 1 /* divided by the number of neighbours that there are */
+    PB_KVCACHE_POOL_AVERAGE = 1
 } pb_kvcache_pooling;
+
+/* What an average divides by at the ends of a row, where neighbours are missing. A maximum is the same with both. */
+typedef enum pb_kvcache_edge {
+    PB_KVCACHE_EDGE_COUNT = 0, /* the number of neighbours that there are */
+    PB_KVCACHE_EDGE_KERNEL = 1 /* the kernel: what lies beyond the ends counts as zeros */
+} pb_kvcache_edge;
 
 /*
  * What is done about numbers that are none. _LOWEST: a NaN or +inf (logits: also after scaling) is left out of its
@@ -91,6 +97,7 @@ typedef struct pb_kvcache_select_params {
     pb_kvcache_reduce reduce;   /* how the query heads of a group become one score */
     pb_kvcache_pooling pooling; /* how the scores of neighbours become one */
     size_t kernel;              /* neighbours pooled, the position itself included; odd */
+    pb_kvcache_edge edge;       /* what an average divides by at the ends */
     pb_kvcache_nan nan;         /* what is done about numbers that are none */
 } pb_kvcache_select_params;
 
@@ -144,14 +151,16 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_pool_scores_workspace_size(size_t n,
 /*
  * Pool each row of scores over the neighbours i-(kernel-1)/2 .. i+(kernel-1)/2, clamped at both ends. The average's sum
  * is made in double of blocks of 1, 2, 4, ... neighbours, from the left, that make up the kernel (itself clamped to
- * 2n - 1), a block of 2w being the sum of two of w. It is divided by how many neighbours there are, then rounded to
- * float.
+ * 2n - 1), a block of 2w being the sum of two of w. It is divided by how many neighbours there are, or under
+ * PB_KVCACHE_EDGE_KERNEL by the kernel (not clamped), then rounded to float. What _NAN_LOWEST leaves out counts in
+ * neither number.
  *
  *   scores           row h starts at scores + h * stride, read only
  *   stride           floats from row to row
  *   num_heads        rows
  *   n                scores in a row
  *   pooling, kernel  as above
+ *   edge             what an average divides by at the ends. Checked for a maximum too, and then without effect
  *   nan              what is done about numbers that are none
  *   workspace        scratch of workspace_size bytes, at least what the function above says. NULL where that is 0
  *   pooled           row h starts at pooled + h * pooled_stride and gets n floats
@@ -162,9 +171,9 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_pool_scores_workspace_size(size_t n,
  * _SCORE for a NaN or infinity under _NAN_REFUSE.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_pool_scores(const float *scores, size_t stride, size_t num_heads, size_t n,
-                                                        pb_kvcache_pooling pooling, size_t kernel, pb_kvcache_nan nan,
-                                                        void *workspace, size_t workspace_size, float *pooled,
-                                                        size_t pooled_stride, size_t capacity);
+                                                        pb_kvcache_pooling pooling, size_t kernel, pb_kvcache_edge edge,
+                                                        pb_kvcache_nan nan, void *workspace, size_t workspace_size,
+                                                        float *pooled, size_t pooled_stride, size_t capacity);
 
 /*
  * Indices of the highest scores of each row, ascending. The lower index wins a tie. O(n). -0.0 equals 0.0.
@@ -189,7 +198,7 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_top(const float *scores, size
 /*
  * Bytes of scratch that pb_kvcache_select_from_scores needs.
  *
- *   params  pooling, kernel and nan are read
+ *   params  pooling, kernel, edge and nan are read
  *   n       positions of the prompt, at most 2^32 - 1
  *   window  the last ones, always kept: 0 < window < n
  *   size    becomes the number of bytes
@@ -208,7 +217,7 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_from_scores_workspace_size(co
  *   num_heads       rows
  *   n               positions of the prompt, at most 2^32 - 1
  *   window          the last ones, always kept: 0 < window < n
- *   params          pooling, kernel and nan are read
+ *   params          pooling, kernel, edge and nan are read
  *   budgets         positions kept of each row, num_heads numbers, each at least `window`
  *   workspace       scratch of workspace_size bytes, at least what the function above says
  *   indices         row h starts at indices + h * indices_stride and gets min(n, budgets[h]) ascending positions

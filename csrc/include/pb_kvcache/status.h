@@ -70,6 +70,14 @@ typedef enum pb_kvcache_status {
     PB_KVCACHE_ERROR_PLAN_BLOCK = -38,
     /* total is below the sum of the minimums, each rounded up to a multiple of multiple_of. */
     PB_KVCACHE_ERROR_PLAN_MINIMUM = -39,
+    /* num_units is 0. */
+    PB_KVCACHE_ERROR_DIVIDE_UNITS = -40,
+    /* The grid is empty, or a point of it is 0 or not above the one before it. */
+    PB_KVCACHE_ERROR_DIVIDE_GRID = -41,
+    /* A loss is NaN or infinite. */
+    PB_KVCACHE_ERROR_DIVIDE_LOSS = -42,
+    /* A unit's minimum is below the grid's first point. */
+    PB_KVCACHE_ERROR_DIVIDE_BELOW = -43,
     /* window is 0 or not smaller than n. */
     PB_KVCACHE_ERROR_WINDOW = -50,
     /* num_kv_heads is 0 or does not divide num_q_heads, or num_q_heads is 0. */
