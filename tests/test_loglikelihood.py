@@ -25,7 +25,7 @@ from pb_kvcache.transformers import (  # noqa: E402
     use,
 )
 
-from .test_transformers import CACHE, COMMON, SIZES, Masked, _one_thread, stock, tokens, used  # noqa: E402, F401
+from .test_transformers import CACHE, COMMON, SIZES, VERSION, Masked, _one_thread, stock, tokens, used  # noqa: E402, F401
 
 #: Of several lengths, not in order, with a repeated one and two of one token.
 LENGTHS = (3, 1, 9, 5, 1, 3)
@@ -133,7 +133,7 @@ def test_greedy_is_what_generate_gives_and_nothing_else():
     assert scores[0].logprobs[:5] == pytest.approx(scores[1].logprobs[:5], abs=1e-6)
 
 
-@pytest.mark.skipif(not hasattr(transformers, "Lfm2Config"), reason="this release of transformers has no Lfm2")
+@pytest.mark.skipif(VERSION < (5, 24), reason="Lfm2 keeps its states elsewhere before transformers 5.24")
 def test_a_hybrid_carries_its_other_states_into_every_continuation():
     torch.manual_seed(0)
     config = transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"] * 2)
@@ -187,6 +187,14 @@ def test_the_cache_holds_the_context_alone_afterwards():
     assert all(np.array_equal(cache.positions(layer), fresh.positions(layer)) for layer in range(4))
     cache.reset()
     assert loglikelihood(model, context, continuations(), cache=cache) == first
+
+
+def test_a_continuation_longer_than_its_context_is_no_chunk_of_it():
+    model, context = used("llama"), tokens(14)  # warnings are errors
+    cache = BudgetedCache(model.config, budget=12, **COMMON)
+    continuation = tokens(30, seed=3)[0].tolist()
+    (score,) = loglikelihood(model, context, [continuation], cache=cache)
+    check(score, continuation, masked("llama", context, continuation, cache))
 
 
 def test_no_continuation_needs_no_model():

@@ -160,6 +160,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         super().__init__(layers=layers)
         self._last: BudgetedLayer | None = None
         self._seen = 0  # tokens that every layer has seen, or is about to
+        self._scoring = False  # whether what follows are continuations to score, which are no chunks of a prompt
         #: The tokens that are held, ``(batch, seen)``, where ``generate`` told. For its next call to compare.
         self.text: torch.Tensor | None = None
 
@@ -229,7 +230,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
     def _check_chunk(self, layer: BudgetedLayer, new: int) -> None:
         """Warn where the prompt seems to come in chunks, of which only the first would be compressed."""
         follows = layer.seen > 0 and layer.prompt == layer.seen and layer.decided is not None
-        if not follows or new < layer.prompt or self._budgets.hold:
+        if not follows or self._scoring or new < layer.prompt or self._budgets.hold:
             return
         assert layer.decided is not None
         if layer.length < layer.seen or layer.seen + new > self._most_budget(layer.seen + new, len(layer.decided)):

@@ -255,6 +255,8 @@ def _score(
         for row, index in enumerate(batch):
             ids[row, : len(continuations[index]) - 1] = torch.tensor(continuations[index][:-1])
         twin = copy.deepcopy(cache)
+        if isinstance(twin, BudgetedCache):
+            twin._scoring = True
         if len(batch) > 1:
             # As beam search does it, because every kind of layer can do that.
             twin.reorder_cache(torch.zeros(len(batch), dtype=torch.long, device=inner.device))
