@@ -158,15 +158,28 @@ void pb_kvcache_priv_choose_highest_of_numbers(const float *scores, size_t n, si
 #define KEYS 2048u         /* 16 KB of stack */
 #define SAMPLE_OF_KEYS 512u
 
-/* The rank-th lowest of n keys, rank from 1, and how many are lower. Eight bits at a time from the top. Only the keys
- * that begin as it does stay, in no longer the same places. */
+/* The rank-th lowest of n keys, rank from 1, and how many are lower. Eight bits at a time, from the highest on in which
+ * the keys differ. Only those that begin as it does stay, in other places. */
 static int64_t nth_lowest(int64_t *keys, size_t n, size_t rank, size_t *lower)
 {
     *lower = 0;
-    for (int shift = 56; shift >= 0 && n > 1; shift -= 8) {
+    for (;;) {
+        uint64_t differing = 0;
+        for (size_t i = 1; i < n; ++i) {
+            differing |= (uint64_t)keys[i] ^ (uint64_t)keys[0];
+        }
+        if (differing == 0) {
+            return keys[0];
+        }
+        int shift = 0;
+        while (differing >> shift > 255) {
+            ++shift;
+        }
+        /* The sign has to be turned where keys differ in it */
+        const unsigned turn = shift == 56 ? 128u : 0u;
         uint32_t histogram[256] = {0};
         for (size_t i = 0; i < n; ++i) {
-            ++histogram[(((uint64_t)keys[i] ^ ((uint64_t)1 << 63)) >> shift) & 255u];
+            ++histogram[(((uint64_t)keys[i] >> shift) & 255u) ^ turn];
         }
         size_t digit = 0;
         size_t before = 0;
@@ -174,43 +187,50 @@ static int64_t nth_lowest(int64_t *keys, size_t n, size_t rank, size_t *lower)
             before += histogram[digit];
             ++digit;
         }
-        if (histogram[digit] < n) {
-            size_t kept = 0;
-            for (size_t i = 0; i < n; ++i) {
-                const int64_t key = keys[i];
-                keys[kept] = key;
-                kept += (size_t)(((((uint64_t)key ^ ((uint64_t)1 << 63)) >> shift) & 255u) == digit);
-            }
-            n = kept;
-            rank -= before;
-            *lower += before;
+        size_t kept = 0;
+        for (size_t i = 0; i < n; ++i) {
+            const int64_t key = keys[i];
+            keys[kept] = key;
+            kept += (size_t)(((((uint64_t)key >> shift) & 255u) ^ turn) == digit);
         }
+        n = kept;
+        rank -= before;
+        *lower += before;
     }
-    return keys[0];
 }
 
-/* Where the keys lie that two bounds separate. */
+/* How many keys are at the low bound or below, and how many strictly between the bounds. */
 typedef struct split {
-    size_t lower;  /* below the low bound */
-    size_t to_low; /* at it, and below */
-    size_t inside; /* strictly between */
+    size_t to_low;
+    size_t inside;
 } split;
 
 /* Count all n scores, and collect the first KEYS of the keys strictly between. `keys` has room for one more. */
 static split split_keys(const double *scores, size_t n, int64_t low, int64_t high, int64_t *keys)
 {
-    split found = {0, 0, 0};
+    size_t below_high = 0;
+    size_t inside = 0;
     size_t stored = 0;
     for (size_t i = 0; i < n; ++i) {
         const int64_t key = key_of_double(scores[i]);
-        const size_t inside = (size_t)(key > low) & (size_t)(key < high);
+        const size_t below = (size_t)(key < high);
+        const size_t between = below & (size_t)(key > low);
         keys[stored] = key;
-        found.lower += (size_t)(key < low);
-        found.to_low += (size_t)(key <= low);
-        found.inside += inside;
-        stored += inside & (size_t)(stored < KEYS);
+        below_high += below;
+        inside += between;
+        stored += between & (size_t)(stored < KEYS);
     }
-    return found;
+    return (split){below_high - inside, inside};
+}
+
+/* How many keys are below a bound? */
+static size_t count_lower(const double *scores, size_t n, int64_t bound)
+{
+    size_t lower = 0;
+    for (size_t i = 0; i < n; ++i) {
+        lower += (size_t)(key_of_double(scores[i]) < bound);
+    }
+    return lower;
 }
 
 /* Indices of the keys below the threshold and of the first `ties` that equal it, ascending: at most `count`. */
@@ -276,18 +296,18 @@ void pb_kvcache_priv_choose_lowest(const double *scores, size_t n, size_t count,
         }
         const split found = split_keys(scores, n, low, high, keys);
         if (count <= found.to_low) { /* not between: at the lower bound? */
-            if (count <= found.lower) {
+            const size_t lower = count_lower(scores, n, low);
+            if (count <= lower) {
                 break;
             }
-            write_lowest(scores, n, low, count - found.lower, count, chosen);
+            write_lowest(scores, n, low, count - lower, count, chosen);
             return;
         }
         if (count > found.to_low + found.inside) { /* at the upper one? */
-            const split above = split_keys(scores, n, high, INT64_MAX, keys);
-            if (count > above.to_low) {
+            if (count > count_lower(scores, n, high + 1)) {
                 break;
             }
-            write_lowest(scores, n, high, count - above.lower, count, chosen);
+            write_lowest(scores, n, high, count - found.to_low - found.inside, count, chosen);
             return;
         }
         rank = count - found.to_low;

@@ -151,8 +151,9 @@ void pb_kvcache_priv_ring_forget(pb_kvcache *policy, const uint32_t *chosen, siz
 /* The weights that a slot holds from an index on, and how many of them lie side by side: 0 where it holds none. */
 const float *pb_kvcache_priv_ring_run(const pb_kvcache *policy, uint32_t slot, size_t index, size_t *run);
 
-/* The columns of a row that holds so many indices, written when there were `seen` gaps: with those that count no more. */
-size_t pb_kvcache_priv_ring_columns(const pb_kvcache *policy, uint32_t length, uint32_t seen);
+/* The elements of a row or of the prefix that holds `length` indices, written when there were `seen` gaps: with those
+ * that count no more. */
+size_t pb_kvcache_priv_ring_elements(const pb_kvcache *policy, size_t length, uint32_t seen);
 
 /* Take over the ring of a cache of the same shape, all but the cursor. */
 void pb_kvcache_priv_ring_copy(pb_kvcache *policy, const pb_kvcache *source);

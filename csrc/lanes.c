@@ -18,6 +18,9 @@
 #define CLONES 1
 #include <immintrin.h>
 #endif
+#if defined(__SSE2__) || defined(_M_X64)
+#include <emmintrin.h>
+#endif
 
 /* A fused multiply-add rounds once where the definition rounds twice. GCC has it off under -std=c11. */
 #if defined(__clang__)
@@ -176,7 +179,35 @@ static void above_portable(const float *x, size_t n, int32_t threshold, size_t t
     }
 }
 
+/* Two-lane vectors by name where the target has them: what GCC 12 makes of the loops took 18 us instead of 7 for the
+ * sums of 4,096 columns. */
+#if defined(__SSE2__) || defined(_M_X64)
+#define TARGET
+#define NAME(function) function##_portable
+#define VECTOR __m128d
+#define INDICES __m128i
+#define WIDTH 2u
+#define UNROLLED 8u
+#define LOAD(x) _mm_loadu_pd(x)
+#define STORE(x, vector) _mm_storeu_pd(x, vector)
+#define STORE_FIRST(x, n, vector) _mm_storel_pd(x, vector) /* n is 1 */
+#define SPLAT(x) _mm_set1_pd(x)
+#define SPLAT_INDEX(i) _mm_set1_epi64x(i)
+#define STORE_INDICES(x, vector) _mm_storeu_si128((__m128i *)(void *)(x), vector)
+#define ADD(a, b) _mm_add_pd(a, b)
+#define MAX(a, b) _mm_max_pd(a, b)
+#define LOAD_FLOATS(x) _mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)(x))))
+#define KEEP_LOWER(x, at, low, low_at)                                                                                \
+    do {                                                                                                              \
+        const __m128i lower_ = _mm_castpd_si128(_mm_cmplt_pd(x, low));                                                \
+        low = _mm_min_pd(x, low);                                                                                     \
+        low_at = _mm_or_si128(_mm_and_si128(lower_, at), _mm_andnot_si128(lower_, low_at));                           \
+    } while (0)
+#include "lanes_decode.h"
+#undef TARGET
+#else
 #include "lanes_decode_portable.h"
+#endif
 
 #define SET portable
 #define TARGET

@@ -1,6 +1,6 @@
 /*
- * The inner loops of the decode policies in portable C. lanes.c includes this file once, for processors without AVX2.
- * What each does is in lanes.h.
+ * The inner loops of the decode policies in portable C. lanes.c includes this file on
+ * targets without SSE2. What each does is in lanes.h.
  */
 
 /* Eight two-lane vectors of doubles on the narrowest target (SSE2). */

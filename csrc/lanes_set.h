@@ -45,12 +45,14 @@ TARGET static bool NAME(finite)(const float *x, size_t n)
 
 TARGET static bool NAME(plain_weights)(const float *x, size_t n)
 {
-    uint32_t signs = 0; /* adding this much sets the sign of infinities and NaNs */
+    uint32_t signs = 0; /* two of them, so that neither waits for the other */
+    uint32_t carried = 0;
     for (size_t i = 0; i < n; ++i) {
         const uint32_t bits = bits_of(x[i]);
-        signs |= bits | (bits + (SIGN - INFINITY_BITS));
+        signs |= bits;
+        carried |= bits + (SIGN - INFINITY_BITS); /* sets the sign of infinities and NaNs */
     }
-    return signs < SIGN;
+    return (signs | carried) < SIGN;
 }
 
 TARGET static size_t NAME(below)(const int32_t *keys, size_t n, int32_t pivot)

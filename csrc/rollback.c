@@ -82,7 +82,7 @@ void pb_kvcache_priv_copy_steps(pb_kvcache *policy, const pb_kvcache *source)
         const size_t held = source->kept_count - (source->num_undo - i); /* positions before the step */
         if (entry->observed && policy->shape.obs_window > 0) {
             memcpy(policy->history + entry->row * capacity, source->history + entry->row * capacity,
-                   pb_kvcache_priv_ring_columns(source, entry->length, entry->seen) * sizeof(float));
+                   pb_kvcache_priv_ring_elements(source, entry->length, entry->seen) * sizeof(float));
         }
         if (entry->observed && policy->saved != NULL) {
             memcpy(policy->saved + place * capacity, source->saved + place * capacity, held * sizeof(double));

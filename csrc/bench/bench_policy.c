@@ -78,6 +78,7 @@ static void measure(uint32_t budget)
     const int calls = budget > 4096 ? CALLS / 4 : CALLS;
     const size_t weights = budget + BLOCK * STRIDE;
     float *attn = malloc(weights * sizeof *attn);
+    float *others = malloc(weights * sizeof *others);
     float *rows = malloc(OBS_WINDOW * (size_t)budget * sizeof *rows);
     uint32_t *victims = malloc(budget * sizeof *victims);
     uint32_t *plain_victims = malloc(budget * sizeof *plain_victims);
@@ -86,6 +87,7 @@ static void measure(uint32_t budget)
     for (size_t i = 0; i < weights; ++i) {
         state = state * 1664525u + 1013904223u;
         attn[i] = (float)(state >> 8) * 0x1p-24f;
+        others[i] = attn[i];
     }
     memset(rows, 0, OBS_WINDOW * (size_t)budget * sizeof *rows);
     while (pb_kvcache_kept_count(cache) < budget) {
@@ -95,6 +97,8 @@ static void measure(uint32_t budget)
     }
     for (int first = -BLOCK; first < calls; first += BLOCK) { /* below 0: warming up */
         double at[4][BLOCK + 1];
+        double copied[BLOCK];
+        double evicted[BLOCK];
         uint32_t dropped[BLOCK];
         const uint32_t before = pos;
         for (int i = 0; i < BLOCK; ++i) {
@@ -102,8 +106,12 @@ static void measure(uint32_t budget)
             pb_kvcache_snapkv.on_decode_step(cache, ++pos, attn + i * STRIDE, budget);
             at[1][i] = now();
             pb_kvcache_snapkv.evict(cache, budget, dropped + i, 1);
+            const double end = now(); /* the caches are as a step finds them */
+            memcpy(rows + (size_t)(i % OBS_WINDOW) * budget, others + i * STRIDE, budget * sizeof *attn);
+            copied[i] = now() - end;
+            evicted[i] = end - at[1][i];
+            sink = rows[(size_t)(i % OBS_WINDOW) * budget + (size_t)i];
         }
-        at[0][BLOCK] = now();
         pos = before;
         for (int i = 0; i < BLOCK; ++i) {
             at[2][i] = now();
@@ -114,14 +122,11 @@ static void measure(uint32_t budget)
         }
         at[2][BLOCK] = now();
         for (int i = 0; i < BLOCK && first >= 0; ++i) {
-            const double start = now();
-            memcpy(rows + (size_t)(i % OBS_WINDOW) * budget, attn + i * STRIDE, budget * sizeof *attn);
-            copies[first + i] = now() - start;
-            sink = rows[(size_t)(i % OBS_WINDOW) * budget + (size_t)i];
-            for (int which = 0; which < 2; ++which) {
-                steps[which][first + i] = at[2 * which + 1][i] - at[2 * which][i];
-                evicts[which][first + i] = at[2 * which][i + 1] - at[2 * which + 1][i];
-            }
+            copies[first + i] = copied[i];
+            steps[0][first + i] = at[1][i] - at[0][i];
+            steps[1][first + i] = at[3][i] - at[2][i];
+            evicts[0][first + i] = evicted[i];
+            evicts[1][first + i] = at[2][i + 1] - at[3][i];
         }
     }
     for (int i = -1; budget <= MOST_HALVED && i < HALVES; ++i) {
@@ -158,6 +163,7 @@ static void measure(uint32_t budget)
     plain_destroy(&plain);
     plain_destroy(&plain_full);
     free(attn);
+    free(others);
     free(rows);
     free(victims);
     free(plain_victims);

@@ -7,6 +7,7 @@
 
 #include "bits.h"
 #include "check.h"
+#include "checks.h"
 #include "environment.h"
 #include "kernels.h"
 #include "lanes.h"
@@ -168,6 +169,64 @@ static void passes_of(unsigned environment, unsigned kind, size_t n)
     }
     free(usual_keys);
     free(scores);
+}
+
+/* The decode kernels of every instruction set: the same bits as the plainest one has in this environment. */
+static void decode_kernels(unsigned environment, unsigned kind, size_t n)
+{
+    enum { ROWS = 3, KERNEL = 7 };
+    const size_t windows = n - KERNEL + 1;
+    float *rows[ROWS];
+    double *from = guarded(n * sizeof *from);
+    double *usual = guarded(n * sizeof *usual);
+    for (size_t row = 0; row < ROWS; ++row) {
+        rows[row] = guarded(n * sizeof **rows);
+        for (size_t i = 0; i < n; ++i) {
+            rows[row][i] = weight(kind);
+        }
+    }
+    for (size_t i = 0; i < n; ++i) {
+        from[i] = (double)weight(kind);
+    }
+    const float *const read[ROWS] = {rows[0], rows[1], rows[2]};
+    environment_enter(environment);
+    for (size_t i = 0; i < n; ++i) {
+        volatile double sum = from[i];
+        for (size_t row = 0; row < ROWS; ++row) {
+            sum += (double)rows[row][i];
+        }
+        usual[i] = sum;
+    }
+    environment_leave();
+    for (unsigned level = 0; level < PB_KVCACHE_PRIV_LEVELS; ++level) {
+        const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_at(level);
+        if (lanes == NULL) {
+            continue;
+        }
+        double *sums = guarded(n * sizeof *sums);
+        double lowest;
+        environment_enter(environment);
+        lanes->add_rows(read, ROWS, from, n, n, sums);
+        const size_t at = lanes->lowest(usual, windows, KERNEL, &lowest);
+        const size_t lowest_at = pb_kvcache_priv_lanes_at(0)->lowest(usual, windows, KERNEL, &lowest);
+        const bool plain = lanes->plain_weights(rows[0], n);
+        environment_leave();
+        CHECK(memcmp(usual, sums, n * sizeof *sums) == 0 && intact(sums, n * sizeof *sums));
+        CHECK(at < windows && at == lowest_at && plain);
+        const float old = rows[0][n - 1];
+        rows[0][n - 1] = float_of(SIGN | 1u); /* below 0 where subnormal numbers are flushed, too */
+        environment_enter(environment);
+        const bool refused = !lanes->plain_weights(rows[0], n) && !pb_kvcache_priv_weights_ok(rows[0], n);
+        environment_leave();
+        CHECK(refused);
+        rows[0][n - 1] = old;
+        free(sums);
+    }
+    for (size_t row = 0; row < ROWS; ++row) {
+        free(rows[row]);
+    }
+    free(from);
+    free(usual);
 }
 
 /* -0.0 is 0.0: of zeros of both signs the lower positions stay, and the lower ones go. */
@@ -404,6 +463,8 @@ int main(void)
             selection(environment, kind, 41, PB_KVCACHE_POOL_AVERAGE, 5, 0);
             selection(environment, kind, 5003, PB_KVCACHE_POOL_MAX, 7, 1);
             selection(environment, kind, 5003, PB_KVCACHE_POOL_AVERAGE, 1, 1);
+            decode_kernels(environment, kind, 7);
+            decode_kernels(environment, kind, 203);
             policies(environment, kind);
             stack(environment, kind);
         }
