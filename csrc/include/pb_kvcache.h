@@ -13,6 +13,7 @@
  *   pyramidkv.h  PyramidKV: SnapKV at this layer's share
  *   baselines.h  simpler policies to compare with
  *   stack.h      a whole model's caches, one per layer
+ *   hold.h       caches whose rows lie in slots in any order
  *   select.h     prefill selection: which positions of a prompt each KV head keeps
  *   compact.h    move the kept rows of keys or values to the front
  *
@@ -53,6 +54,7 @@
 #include "pb_kvcache/pyramidkv.h"
 #include "pb_kvcache/baselines.h"
 #include "pb_kvcache/stack.h"
+#include "pb_kvcache/hold.h"
 #include "pb_kvcache/select.h"
 #include "pb_kvcache/compact.h"
 

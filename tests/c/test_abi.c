@@ -46,6 +46,10 @@ static void structs(void)
     SIZE(pb_kvcache_scissorhands_params, 8);
     SIZE(pb_kvcache_stack_params, 24);
     AT(pb_kvcache_stack_params, pool_kernel, 20);
+    SIZE(pb_kvcache_hold_params, 16);
+    AT(pb_kvcache_hold_params, pool_kernel, 12);
+    SIZE(pb_kvcache_move, 12);
+    AT(pb_kvcache_move, to, 8);
 
     /* The plan's: an enumeration takes 4 bytes */
     const size_t ratio = up(16, WIDE);

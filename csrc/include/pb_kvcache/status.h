@@ -101,7 +101,11 @@ typedef enum pb_kvcache_status {
     /* An index is not below n or does not ascend. */
     PB_KVCACHE_ERROR_INDEX = -64,
     /* sinks is not smaller than budget. */
-    PB_KVCACHE_ERROR_SINKS = -70
+    PB_KVCACHE_ERROR_SINKS = -70,
+    /* num_caches is 0. */
+    PB_KVCACHE_ERROR_NUM_CACHES = -71,
+    /* cache is not smaller than num_caches. */
+    PB_KVCACHE_ERROR_CACHE = -72
 } pb_kvcache_status;
 
 /* One English sentence that says which rule was broken: a static string, also for a code that is not in the list. */
