@@ -258,7 +258,7 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
             with torch.no_grad():
                 self._holder.place(self._key_buffer, self._value_buffer, keys[:, :, one], values[:, :, one])
                 slots = self._holder.slots
-                mask = self._holder.mask(are_tokens, query.device)
+                mask = self._holder.mask(are_tokens, query.device, query.shape[1])
                 held = self._key_buffer[:, :, :slots]
             result, _ = attend(query[:, :, one], held, self._value_buffer[:, :, :slots], mask)
             outputs.append(result)
