@@ -1,7 +1,7 @@
 /*
- * libFuzzer target: caches in slots with arbitrary budgets, short arrays, bad positions and bad weights, beside policies
- * that are driven by hand with weights in order of position. Kept positions must agree after every call, and the rows of
- * a buffer that is moved as asked must be theirs. Built with -fsanitize=fuzzer,address,undefined.
+ * libFuzzer target: caches in slots with arbitrary budgets, short arrays, bad positions and bad weights, beside
+ * policies that are driven by hand with weights in order of position. Kept positions must agree after every call, and
+ * the rows of a buffer that is moved as asked must be theirs. Built with -fsanitize=fuzzer,address,undefined.
  */
 #include "input.h"
 

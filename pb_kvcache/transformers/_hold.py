@@ -132,8 +132,8 @@ class Holder:
         joins = None if are_tokens is None else are_tokens.repeat(heads)
         moves = self._hold.step(column, weights.reshape(self._counts.size, -1), joins)
         if len(moves):
-            for buffer in (key_buffer, value_buffer):
-                _move(buffer, moves)
+            _move(key_buffer, moves)
+            _move(value_buffer, moves)
         if not self._full:
             new = 1 if are_tokens is None else are_tokens[:, None]
             self._set_counts(np.minimum(self._counts + new, self._budgets))
@@ -165,9 +165,8 @@ def _move(buffer: torch.Tensor, moves: npt.NDArray[np.uint32]) -> None:
         _move_rows(buffer, moves)
         return
     # Four calls of torch for a few rows take as long as the policies do.
-    capacity, width = buffer.shape[2:]
-    row = width * buffer.element_size()
-    Hold.move(buffer.data_ptr(), buffer.numel() * buffer.element_size(), capacity * row, row, moves)
+    _, head, row, _ = (stride * buffer.itemsize for stride in buffer.stride())
+    Hold.move(buffer.data_ptr(), buffer.nbytes, head, row, moves)
 
 
 def _move_rows(buffer: torch.Tensor, moves: npt.NDArray[np.uint32]) -> None:

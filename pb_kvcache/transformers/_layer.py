@@ -253,17 +253,19 @@ class PyramidKVLayer(CacheLayerMixin):  # type: ignore[misc]
         first = self.seen - new
         outputs = []
         for token in range(new):
-            one = slice(token, token + 1)
+            query_one, key_one, value_one = (
+                states if new == 1 else states.narrow(2, token, 1) for states in (query, keys, values)
+            )
             are_tokens = None if padding is None else padding[:, first + token].cpu().numpy()
             with torch.no_grad():
-                self._holder.place(self._key_buffer, self._value_buffer, keys[:, :, one], values[:, :, one])
+                self._holder.place(self._key_buffer, self._value_buffer, key_one, value_one)
                 slots = self._holder.slots
                 mask = self._holder.mask(are_tokens, query.device, query.shape[1])
-                held = self._key_buffer[:, :, :slots]
-            result, _ = attend(query[:, :, one], held, self._value_buffer[:, :, :slots], mask)
+                held = self._key_buffer.narrow(2, 0, slots)
+            result, _ = attend(query_one, held, self._value_buffer.narrow(2, 0, slots), mask)
             outputs.append(result)
             with torch.no_grad():
-                weights = scoring.decode_weights(query[:, :, one].detach(), held, mask, self.budgets.reduce)
+                weights = scoring.decode_weights(query_one.detach(), held, mask, self.budgets.reduce)
                 self._holder.step(
                     self._key_buffer, self._value_buffer, first + token, weights.cpu().numpy(), are_tokens
                 )

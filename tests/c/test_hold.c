@@ -124,7 +124,8 @@ static void test_refused_steps(void)
     pb_kvcache_hold *hold = pb_kvcache_hold_create(&small, budgets, NULL);
     const uint32_t seeded[3] = {2, 4, 6};
     CHECK(pb_kvcache_hold_seed(hold, 1, seeded, 3, NULL, 0) == PB_KVCACHE_OK);
-    CHECK(pb_kvcache_hold_seed(hold, 2, seeded, 3, NULL, 0) == PB_KVCACHE_ERROR_FULL); /* its capacity, not its budget */
+    /* Its capacity, not its budget */
+    CHECK(pb_kvcache_hold_seed(hold, 2, seeded, 3, NULL, 0) == PB_KVCACHE_ERROR_FULL);
     const uint32_t twice[2] = {4, 4};
     CHECK(pb_kvcache_hold_seed(hold, 2, twice, 2, NULL, 0) == PB_KVCACHE_ERROR_POSITION);
     float weights[CACHES * 3] = {0};
