@@ -65,6 +65,8 @@ const char *pb_kvcache_status_str(pb_kvcache_status status)
     case PB_KVCACHE_ERROR_INDEX: return "indices must be below n and ascend";
     case PB_KVCACHE_ERROR_SINKS: return "sinks must be smaller than budget";
     case PB_KVCACHE_ERROR_BLOCK_SIZE: return "block_size must be greater than 0";
+    case PB_KVCACHE_ERROR_NUM_CACHES: return "num_caches must be greater than 0";
+    case PB_KVCACHE_ERROR_CACHE: return "cache must be smaller than num_caches";
     }
     return "unknown status";
 }

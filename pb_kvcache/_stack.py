@@ -286,20 +286,23 @@ class PyramidStack:
             raise TypeError(f"attn = {attn!r}: must be a sequence of one vector per layer") from None
         if count != self._num_layers:
             raise ValueError(f"attn: has {count} vectors, must have one for each of {self._num_layers} layers")
-        buffers = []
+        buffers: Any = []
         lengths = []
         from_buffer = ffi.from_buffer
-        for row in attn:
-            if row is None:
-                buffers.append(_NULL)
-                lengths.append(0)
-                continue
-            # An array that can be read as it is. `carray`: contiguous and aligned (and writable, which costs others no
-            # more than the longer check).
-            if not (type(row) is np.ndarray and row.dtype is _F32 and row.ndim == 1 and row.flags.carray):
-                row = float32_array(f"attn[{len(buffers)}]", row, 1)
-            buffers.append(from_buffer(_FLOATS, row))
-            lengths.append(len(row))
+        if isinstance(attn, np.ndarray) and attn.dtype is _F32:  # one address, and the others by the row's length
+            buffers = attn
+        else:
+            for row in attn:
+                if row is None:
+                    buffers.append(_NULL)
+                    lengths.append(0)
+                    continue
+                # An array that can be read as it is. `carray`: contiguous and aligned (and writable, which costs
+                # others no more than the longer check).
+                if not (type(row) is np.ndarray and row.dtype is _F32 and row.ndim == 1 and row.flags.carray):
+                    row = float32_array(f"attn[{len(buffers)}]", row, 1)
+                buffers.append(from_buffer(_FLOATS, row))
+                lengths.append(len(row))
         if len(buffers) != count:
             raise ValueError(f"attn: gave {len(buffers)} vectors, must give one for each of {count} layers")
         try:
@@ -307,14 +310,22 @@ class PyramidStack:
         except IndexError:
             refuse(self)
         try:
-            self._pointers[0:count] = buffers
-            self._lengths[0:count] = lengths
+            if buffers is attn:
+                length = attn.shape[1]
+                start = int(ffi.cast("uintptr_t", from_buffer(_FLOATS, attn)))
+                addresses = np.frombuffer(ffi.buffer(self._pointers), np.uintp)
+                np.multiply(np.arange(count, dtype=np.uintp), 4 * length, out=addresses)
+                addresses += start
+                np.frombuffer(ffi.buffer(self._lengths), np.uintp)[:] = length
+            else:
+                self._pointers[0:count] = buffers
+                self._lengths[0:count] = lengths
             if self._step(self._stack, pos, self._pointers, self._lengths):
                 raise self._step_error(pos, self._pointers, buffers)
         finally:
             turn += TOKEN
 
-    def _step_error(self, pos: int, pointers: Any, buffers: list[Any]) -> Exception:
+    def _step_error(self, pos: int, pointers: Any, buffers: Any) -> Exception:
         """Return the error for a step that the library has refused, with the layer that refuses it."""
         first = ffi.new("uint32_t *")
         status = lib.pb_kvcache_stack_step_check(self._stack, pos, pointers, self._lengths, first)
@@ -331,7 +342,8 @@ class PyramidStack:
                 f"{lib.pb_kvcache_kept_count(layer._policy)} positions that layer {number} keeps"
             )
         if status == lib.PB_KVCACHE_ERROR_ATTN_VALUE:
-            weights = np.frombuffer(ffi.buffer(buffers[number]), np.float32)
+            row = buffers[number]
+            weights = row if isinstance(row, np.ndarray) else np.frombuffer(ffi.buffer(row), np.float32)
             return ValueError(bad_weight(f"attn[{number}]", weights))
         if status == lib.PB_KVCACHE_ERROR_FULL:
             return CacheFullError(

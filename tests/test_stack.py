@@ -404,3 +404,43 @@ def test_the_benchmark_runs_and_fails_above_its_bound(run: Run) -> None:
     program = (sys.executable, ROOT / "benchmarks" / "stack.py", *small)
     assert "PyramidStack, list of arrays" in run(*program).stdout
     assert "times the C calls" in run(*program, "--most", 0.5, status=1).stderr
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda table: table,
+        lambda table: table.astype(np.float64),
+        lambda table: table.astype(">f4"),
+        lambda table: np.asfortranarray(table),
+        lambda table: np.repeat(table, 2, axis=1)[:, ::2],
+    ],
+)
+def test_a_table_of_weights_is_its_rows(convert: Any) -> None:
+    rows, table = (PyramidStack(5, 8, 1, 1, 3, 3) for _ in range(2))
+    rng = np.random.default_rng(1)
+    for pos in range(1, 30):
+        weights = rng.integers(0, 5, (5, len(rows.layers[0]))).astype(np.float32)
+        rows.on_decode_step(pos, list(weights))
+        table.on_decode_step(pos, convert(weights))
+        assert [victims.tolist() for victims in rows.evict()] == [victims.tolist() for victims in table.evict()]
+    scores = [[stack.layers[2].window_score(pos) for pos in stack.layers[2].kept.tolist()] for stack in (rows, table)]
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "value", "message"),
+    [
+        ((3, 1), -1.0, r"attn\[2\]\[0\] = -1.0: every weight must be finite and >= 0"),
+        ((3, 2), 1.0, r"attn\[0\]: has 2 weights, must have one for each of the 1 positions"),
+        ((3, 0), 1.0, r"attn\[0\]: has 0 weights"),
+        ((2, 1), 1.0, "attn: has 2 vectors, must have one for each of 3 layers"),
+    ],
+)
+def test_a_table_that_is_refused_is_named_and_changes_nothing(shape: Any, value: float, message: str) -> None:
+    stack = small()
+    table = np.ones(shape, np.float32)
+    table[-1] = value
+    with pytest.raises(ValueError, match=message):
+        stack.on_decode_step(1, table)
+    assert stack.resident == 3

@@ -14,6 +14,7 @@
  *   baselines.h  simpler policies to compare with
  *   stack.h      a whole model's caches, one per layer
  *   state.h      what a cache or stack holds and remembers, as bytes
+ *   hold.h       caches whose rows lie in slots in any order
  *   select.h     prefill selection: which positions of a prompt each KV head keeps
  *   compact.h    move the kept rows of keys or values to the front
  *   blocks.h     whole blocks, for paged engines: which are kept, and which an eviction frees
@@ -57,6 +58,7 @@
 #include "pb_kvcache/baselines.h"
 #include "pb_kvcache/stack.h"
 #include "pb_kvcache/state.h"
+#include "pb_kvcache/hold.h"
 #include "pb_kvcache/select.h"
 #include "pb_kvcache/compact.h"
 #include "pb_kvcache/blocks.h"

@@ -1,4 +1,4 @@
-"""``decode="hold"``: one native policy per sequence and KV head decides what leaves while tokens are generated."""
+"""``decode="hold"``: the native caches of one layer decide what leaves while tokens are generated."""
 
 from __future__ import annotations
 
@@ -8,18 +8,31 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .._snapkv import SnapKV
+from .._hold import Hold
 
 if TYPE_CHECKING:
     from ._budgets import Budgets
 
 
 class Holder:
-    """The policies of one layer, and which slot of its buffers holds which position.
+    """The caches of one layer, one for each sequence and KV head, over the rows of the layer's buffers.
 
-    A sequence that holds ``c`` positions has them in its slots ``0 .. c-1``, in any order: keys carry their rotation
-    with them. The next token goes to slot ``c``. When its cache is full the victim's slot takes it over, so a step
-    moves one row per head and nothing else.
+    A cache that holds ``c`` positions has them in its slots ``0 .. c-1``, in any order: keys carry their rotation with
+    them. The next token goes to slot ``c``. Once its budget is full the victim's slot takes the newest row over, so a
+    step moves one row per cache and nothing else.
+
+    Parameters
+    ----------
+    budgets
+        The window and the kernel are read.
+    decided
+        What is held of every sequence, ``(batch,)``, or of every sequence and head, ``(batch, kv_heads)``.
+    columns
+        The columns in the slots, ``(batch, kv_heads, slots)``, ascending.
+    kept
+        How many of them there are, of the shape of `decided`.
+    seeds
+        Of every sequence the attention of the prompt's last queries to those columns, ``(kv_heads, queries, kept)``.
     """
 
     def __init__(
@@ -30,75 +43,78 @@ class Holder:
         kept: npt.NDArray[np.int64],
         seeds: list[torch.Tensor],
     ) -> None:
-        self._counts = kept.copy()  # per sequence; every head of a sequence holds as many
-        self._heads = columns.shape[1]
-        capacity = int(decided.max()) + 1
-        shape = (len(kept), self._heads, capacity)
+        shape = columns.shape[:2]
+        self._budgets = _per_head(decided, shape)
+        self._hold = Hold(self._budgets.ravel(), budgets.window, budgets.window, budgets.kernel)
         held = columns.cpu().numpy()
-        # In ascending order of position: the positions, and the slots that they are in.
-        self._columns = np.zeros(shape, np.int64)
-        self._columns[..., : held.shape[-1]] = held
-        self._slots = np.broadcast_to(np.arange(capacity), shape).copy()
-        self._policies = []
-        for row, budget in enumerate(decided):
-            rows = seeds[row].float().cpu().numpy()
-            policies = []
-            for head in range(self._heads):
-                policy = SnapKV(int(budget), budgets.window, budgets.window, budgets.kernel)
-                policy.seed(held[row, head, : kept[row]], np.ascontiguousarray(rows[head]))
-                policies.append(policy)
-            self._policies.append(policies)
+        counts = _per_head(kept, shape)
+        for row, seed in enumerate(seeds):
+            rows = seed.float().cpu().numpy()
+            for head in range(shape[1]):
+                count = int(counts[row, head])
+                self._hold.seed(row * shape[1] + head, held[row, head, :count], rows[head][:, :count])
+        self._set_counts(counts)
+
+    def _set_counts(self, counts: npt.NDArray[np.int64]) -> None:
+        """Note what every cache holds, ``(batch, kv_heads)``, and what follows from it at every step."""
+        self._counts = counts
+        self._most = int(counts.max())
+        self._even = bool((counts == self._most).all())
+        self._full = bool((counts == self._budgets).all())
 
     @property
     def slots(self) -> int:
         """Slots that the step in hand reads: what is held, and the new token's."""
-        return int(self._counts.max()) + 1
+        return self._most + 1
 
     @property
     def length(self) -> int:
         """Slots that hold something between steps."""
-        return int(self._counts.max())
+        return self._most
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the policies and the maps."""
-        policies: int = sum(policy.memory_bytes for row in self._policies for policy in row)
-        return policies + int(self._columns.nbytes) + int(self._slots.nbytes)
+        """Bytes of the caches and of what is known of them."""
+        return self._hold.memory_bytes + int(self._counts.nbytes) + int(self._budgets.nbytes)
 
     def place(
         self, key_buffer: torch.Tensor, value_buffer: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> None:
-        """Write a new token, ``(batch, kv_heads, 1, head_dim)``, to every sequence's spare slot."""
-        if (self._counts == self._counts[0]).all():
-            spare = slice(int(self._counts[0]), int(self._counts[0]) + 1)
-            key_buffer[:, :, spare] = key
-            value_buffer[:, :, spare] = value
+        """Write a new token, ``(batch, kv_heads, 1, head_dim)``, to every cache's spare slot."""
+        if self._even:
+            key_buffer.narrow(2, self._most, 1).copy_(key)
+            value_buffer.narrow(2, self._most, 1).copy_(value)
             return
-        for row, spare in enumerate(self._counts):
-            key_buffer[row, :, spare] = key[row, :, 0]
-            value_buffer[row, :, spare] = value[row, :, 0]
+        starts = np.arange(self._counts.size) * key_buffer.shape[2]
+        target = torch.as_tensor(starts + self._counts.ravel(), device=key_buffer.device)
+        for buffer, new in ((key_buffer, key), (value_buffer, value)):
+            buffer.view(-1, buffer.shape[-1]).index_copy_(0, target, new.reshape(-1, new.shape[-1]).to(buffer.dtype))
 
-    def mask(self, are_tokens: npt.NDArray[np.bool_] | None, device: torch.device) -> torch.Tensor | None:
-        """Return which slots the new token sees, ``(batch, 1, 1, slots)``. None for all.
+    def mask(self, are_tokens: npt.NDArray[np.bool_] | None, device: torch.device, q_heads: int) -> torch.Tensor | None:
+        """Return which slots the new token sees, ``(batch, 1 or q_heads, 1, slots)``. None for all.
 
         `are_tokens` says for which sequences the new token is one, not padding. None for all.
         """
-        counts = self._counts + (1 if are_tokens is None else are_tokens)
+        if self._even and (are_tokens is None or are_tokens.all()):
+            return None
+        counts = self._counts + (1 if are_tokens is None else are_tokens[:, None])
         if (counts == self.slots).all():
             return None
-        return torch.as_tensor(np.arange(self.slots) < counts[:, None], device=device)[:, None, None]
+        alike = (counts == counts[:, :1]).all()  # the heads of a sequence
+        counts = counts[:, :1] if alike else counts.repeat(q_heads // counts.shape[1], axis=1)
+        return torch.as_tensor(np.arange(self.slots) < counts[..., None], device=device)[:, :, None]
 
     def ascending(self, weights: torch.Tensor) -> torch.Tensor:
         """Return weights ``(batch, q_heads, 1, slots)`` by ascending position, as every other cache has them.
 
-        The new token comes last. A shorter sequence of the batch has zeros after it.
+        The new token comes last. A shorter cache has zeros after it.
         """
-        slots = weights.shape[-1]
-        order = self._slots[..., :slots].copy()
-        for row, count in enumerate(self._counts):
-            order[row, :, count] = count
-        index = torch.as_tensor(order, device=weights.device).repeat_interleave(weights.shape[1] // self._heads, dim=1)
-        return weights.gather(-1, index[:, :, None])
+        batch, kv_heads = self._counts.shape
+        order = np.tile(np.arange(weights.shape[-1]), (batch * kv_heads, 1))
+        for cache, count in enumerate(self._counts.ravel()):
+            order[cache, :count] = self._hold.slots(cache)
+        index = torch.as_tensor(order.reshape(batch, kv_heads, -1), device=weights.device)
+        return weights.gather(-1, index.repeat_interleave(weights.shape[1] // kv_heads, dim=1)[:, :, None])
 
     def step(
         self,
@@ -108,53 +124,62 @@ class Holder:
         weights: npt.NDArray[np.float32],
         are_tokens: npt.NDArray[np.bool_] | None,
     ) -> None:
-        """Show the policies what the new token at `column` attended to, and let the victims' slots go to it.
+        """Show the caches what the new token at `column` attended to, and let the victims' slots go to it.
 
         `weights` is ``(batch, kv_heads, slots)``, its own slot included.
         """
-        moved: list[tuple[int, int, int, int]] = []
-        for row, policies in enumerate(self._policies):
-            if are_tokens is not None and not are_tokens[row]:
-                continue
-            count = int(self._counts[row])
-            full = 0
-            for head, policy in enumerate(policies):
-                columns, slots = self._columns[row, head], self._slots[row, head]
-                policy.on_decode_step(column, weights[row, head, slots[:count]])
-                columns[count] = column
-                slots[count] = count
-                victims = policy.evict()
-                if len(victims) == 0:
-                    continue
-                full += 1
-                index = int(np.searchsorted(columns[: count + 1], victims[0]))
-                freed = int(slots[index])
-                columns[index:count] = columns[index + 1 : count + 1]
-                slots[index:count] = slots[index + 1 : count + 1]
-                slots[count - 1] = freed
-                moved.append((row, head, count, freed))
-            if not full:
-                self._counts[row] = count + 1
-        if moved:
-            rows, heads, source, target = (torch.as_tensor(index) for index in zip(*moved, strict=True))
-            for buffer in (key_buffer, value_buffer):
-                buffer[rows, heads, target] = buffer[rows, heads, source]
+        heads = self._counts.shape[1]
+        joins = None if are_tokens is None else are_tokens.repeat(heads)
+        moves = self._hold.step(column, weights.reshape(self._counts.size, -1), joins)
+        if len(moves):
+            _move(key_buffer, moves)
+            _move(value_buffer, moves)
+        if not self._full:
+            new = 1 if are_tokens is None else are_tokens[:, None]
+            self._set_counts(np.minimum(self._counts + new, self._budgets))
 
     def columns(self) -> npt.NDArray[np.int64]:
         """Return the held columns, ``(batch, kv_heads, held)``, ascending, -1 fills up at the end."""
-        held = self._columns[..., : self.length]
-        return np.where(np.arange(self.length) < self._counts[:, None, None], held, -1)
+        held = np.full((self._counts.size, self.length), -1, np.int64)
+        for cache, count in enumerate(self._counts.ravel()):
+            held[cache, :count] = self._hold.kept(cache)
+        return held.reshape(*self._counts.shape, -1)
 
     def select(self, rows: npt.NDArray[np.int64]) -> Holder:
-        """Return the policies and maps of the sequences at `rows`. One may come more than once."""
+        """Return the caches of the sequences at `rows`. One may come more than once."""
+        heads = self._counts.shape[1]
         twin = object.__new__(Holder)
-        twin._heads = self._heads
-        twin._counts = self._counts[rows]
-        twin._columns = self._columns[rows]
-        twin._slots = self._slots[rows]
-        twin._policies = [[policy.copy() for policy in self._policies[row]] for row in rows]
+        twin._budgets = self._budgets[rows]
+        twin._hold = self._hold.select((np.asarray(rows)[:, None] * heads + np.arange(heads)).ravel())
+        twin._set_counts(self._counts[rows])
         return twin
 
     def copy(self) -> Holder:
         """Return an independent copy."""
         return self.select(np.arange(len(self._counts)))
+
+
+def _move(buffer: torch.Tensor, moves: npt.NDArray[np.uint32]) -> None:
+    """Copy rows of a contiguous buffer ``(batch, kv_heads, capacity, head_dim)`` as the caches ask for."""
+    if buffer.device.type != "cpu":
+        _move_rows(buffer, moves)
+        return
+    # Four calls of torch for a few rows take as long as the policies do.
+    _, head, row, _ = (stride * buffer.itemsize for stride in buffer.stride())
+    Hold.move(buffer.data_ptr(), buffer.nbytes, head, row, moves)
+
+
+def _move_rows(buffer: torch.Tensor, moves: npt.NDArray[np.uint32]) -> None:
+    """Do the same with torch, on any device."""
+    capacity, width = buffer.shape[2:]
+    rows = moves.T.astype(np.int64)
+    rows[1:] += rows[0] * capacity
+    _, source, target = torch.as_tensor(rows, device=buffer.device).unbind()
+    matrix = buffer.view(-1, width)
+    matrix.index_copy_(0, target, matrix.index_select(0, source))
+
+
+def _per_head(numbers: npt.NDArray[np.int64], shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """Return one number for each sequence and head from those, or from one for each sequence."""
+    given = numbers if numbers.ndim == 2 else numbers[:, None]
+    return np.broadcast_to(given, shape).astype(np.int64)

@@ -261,21 +261,25 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         outputs = []
         rows: list[torch.Tensor] = []  # the model's own weights, where its arithmetic gives them
         for token in range(new):
-            one = slice(token, token + 1)
+            query_one, key_one, value_one = (
+                states if new == 1 else states.narrow(2, token, 1) for states in (query, keys, values)
+            )
             are_tokens = None if padding is None else padding[:, first + token].cpu().numpy()
             with torch.no_grad():
-                self._holder.place(self._key_buffer, self._value_buffer, keys[:, :, one], values[:, :, one])
+                self._holder.place(self._key_buffer, self._value_buffer, key_one, value_one)
                 slots = self._holder.slots
-                mask = self._holder.mask(are_tokens, query.device)
-                held, held_values = self._key_buffer[:, :, :slots], self._value_buffer[:, :, :slots]
+                mask = self._holder.mask(are_tokens, query.device, query.shape[1])
+                held, held_values = (
+                    buffer.narrow(2, 0, slots) for buffer in (self._key_buffer, self._value_buffer)
+                )
                 if query.requires_grad:  # the next token writes into what backward reads
                     held, held_values = held.clone(), held_values.clone()
-            result, own_weights = attend(query[:, :, one], held, held_values, mask)
+            result, own_weights = attend(query_one, held, held_values, mask)
             outputs.append(result)
             if own_weights is not None:
                 rows.append(self._holder.ascending(own_weights.detach()))
             with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-                weights = scoring.decode_weights(query[:, :, one].detach(), held, mask, self.budgets.reduce)
+                weights = scoring.decode_weights(query_one.detach(), held, mask, self.budgets.reduce)
                 self._holder.step(
                     self._key_buffer, self._value_buffer, first + token, weights.cpu().numpy(), are_tokens
                 )

@@ -62,6 +62,10 @@ static void structs(void)
     AT(pb_kvcache_stack_params, pool_kernel, 20);
     AT(pb_kvcache_stack_params, spare, 24);
     AT(pb_kvcache_stack_params, max_rollback, 28);
+    SIZE(pb_kvcache_hold_params, 16);
+    AT(pb_kvcache_hold_params, pool_kernel, 12);
+    SIZE(pb_kvcache_slot_move, 12);
+    AT(pb_kvcache_slot_move, to, 8);
 
     /* The plan's: an enumeration takes 4 bytes */
     const size_t ratio = up(16, WIDE);

@@ -116,6 +116,10 @@ typedef enum pb_kvcache_status {
     PB_KVCACHE_ERROR_INDEX = -64,
     /* sinks is not smaller than budget. */
     PB_KVCACHE_ERROR_SINKS = -70,
+    /* num_caches is 0. */
+    PB_KVCACHE_ERROR_NUM_CACHES = -71,
+    /* cache is not smaller than num_caches. */
+    PB_KVCACHE_ERROR_CACHE = -72,
     /* block_size is 0. */
     PB_KVCACHE_ERROR_BLOCK_SIZE = -90
 } pb_kvcache_status;
