@@ -269,9 +269,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
                 self._holder.place(self._key_buffer, self._value_buffer, key_one, value_one)
                 slots = self._holder.slots
                 mask = self._holder.mask(are_tokens, query.device, query.shape[1])
-                held, held_values = (
-                    buffer.narrow(2, 0, slots) for buffer in (self._key_buffer, self._value_buffer)
-                )
+                held, held_values = (buffer.narrow(2, 0, slots) for buffer in (self._key_buffer, self._value_buffer))
                 if query.requires_grad:  # the next token writes into what backward reads
                     held, held_values = held.clone(), held_values.clone()
             result, own_weights = attend(query_one, held, held_values, mask)
