@@ -72,9 +72,9 @@ static void measure(uint32_t num_caches, uint32_t budget, uint32_t ratio)
     const double stepped = median(step, REPETITIONS);
     const double evicted = median(evict, REPETITIONS);
     const double alone = median(apart, REPETITIONS);
-    printf("%3u caches, ratio %u, %7zu kept: step %6.1f us, evict %6.1f us; the caches alone %6.1f us, %.2f times that\n",
-           (unsigned)num_caches, (unsigned)ratio, pb_kvcache_stack_resident(stack), stepped * 1e6, evicted * 1e6, alone * 1e6,
-           alone / (stepped + evicted));
+    printf("%3u caches, ratio %u, %7zu kept: step %6.1f us, evict %6.1f us; alone %6.1f us, %.2f times that\n",
+           (unsigned)num_caches, (unsigned)ratio, pb_kvcache_stack_resident(stack), stepped * 1e6, evicted * 1e6,
+           alone * 1e6, alone / (stepped + evicted));
     fflush(stdout);
     for (uint32_t layer = 0; layer < num_caches; ++layer) {
         pb_kvcache_pyramidkv.destroy(caches[layer]);

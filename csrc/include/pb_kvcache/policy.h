@@ -20,8 +20,8 @@
  * every policy but PyramidKV, whose layers keep more or less than the average.
  *
  * Capacity: max(effective budget, budget) + 1 positions, so that one step fits before an eviction. Memory, all of it
- * taken at creation: a fixed part of about 100 bytes, and for each position of the capacity 4 bytes (sliding_window,
- * streaming_llm), 12 (h2o, tova, scissorhands) or obs_window * 4 + 20 (snapkv, pyramidkv).
+ * taken at creation: a fixed part of about 100 bytes (snapkv, pyramidkv: 300 and obs_window * 8), and for each position
+ * of the capacity 4 bytes (sliding_window, streaming_llm), 12 (h2o, tova, scissorhands) or obs_window * 4 + 20 (snapkv, pyramidkv).
  *
  * Threads: nothing is shared between instances. One instance must not be used by two threads at once.
  */
