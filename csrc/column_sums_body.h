@@ -1,5 +1,6 @@
 /*
- * Column sums of rows of weights for the prefill selection: three kinds of rows, sums in float, a tile in the first cache.
+ * Column sums of rows of weights for the prefill selection: three kinds of rows, sums in float, a tile in the first
+ * cache.
  *
  * The including file defines, and this one undefines again:
  *   COLUMN_SUMS   the name

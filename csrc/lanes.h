@@ -1,4 +1,5 @@
-/* The inner loops of the prefill selection and of the decode policies, one table of functions for each instruction set. See lanes.c. */
+/* The inner loops of the prefill selection and of the decode policies, one table of functions for each instruction set.
+ * See lanes.c. */
 #ifndef PB_KVCACHE_LANES_H
 #define PB_KVCACHE_LANES_H
 
@@ -31,7 +32,7 @@ typedef struct pb_kvcache_priv_lanes {
                       size_t capacity);
     /* Indices of what exceeds the threshold and of the first `ties` that equal it, ascending: at most `count`. */
     void (*above)(const float *x, size_t n, int32_t threshold, size_t ties, size_t count, uint32_t *chosen);
-    /* Of the decode policies. true where all are finite with a clear sign bit: what is false may still be -0.0 alone. */
+    /* Of the decode policies. true where all are finite with a clear sign bit: where false, all may still be good: -0.0. */
     bool (*plain_weights)(const float *x, size_t n);
     /* sums[i] = from[i] + rows[0][i] + rows[1][i] + ... for i < n, in this order, in double. NULL `from` is zeros. The
      * rows and `from` can be read up to `room` >= n, which may be faster. `sums` does not overlap the rows. It may be

@@ -20,7 +20,7 @@ void pb_kvcache_priv_pool_max(const double *scores, size_t n, size_t kernel, dou
     pool_max(scores, n, kernel, pooled);
 }
 
-/* Kernels up to here take one pass without pooled scores. A wider one is cheaper by doubling. */
+/* Kernels up to here take one pass without pooled scores. In a wider one doubling needs fewer steps. */
 #define NARROW 31u
 
 /* The maximum over the neighbours of one score. */

@@ -17,8 +17,8 @@ static void POOL_MAX(const SCORE *scores, size_t n, size_t kernel, SCORE *pooled
     if (half == 0) {
         return;
     }
-    /* Maxima over i .. i+half, clamped at the end, by doubling the width in place: each pass reads only what lies ahead.
-     * O(n log kernel), and every pass is a plain loop. */
+    /* Maxima over i .. i+half, clamped at the end, by doubling the width in place: each pass reads only what lies
+     * ahead. O(n log kernel), and every pass is a plain loop. */
     for (size_t width = 1; width < half + 1;) {
         const size_t step = width <= half + 1 - width ? width : half + 1 - width;
         for (size_t i = 0; i + step < n; ++i) {

@@ -1,13 +1,14 @@
 /*
  * The ring of SnapKV: the weights of the last obs_window observed steps, one row for each slot.
  *
- * An eviction does not move what the rows hold. It notes a gap: `gaps[k]` is the index, in the kept order of now, at which
- * the columns that gap number k took out would stand. A row that was written when there were `seen` gaps has a column for
- * each of the later ones that counts no more, so index i is its column i + (gaps from number `seen` on that are <= i).
- * The rows are closed when there is no room for another gap, or when many positions go at once.
+ * An eviction does not move what the rows hold. It notes a gap: `gaps[k]` is the index, in the kept order of now, at
+ * which the column that gap number k took out would stand. A row that was written when there were `seen` gaps has a
+ * column for each of the later ones that counts no more, so index i is its column i + (gaps from number `seen` on that
+ * are <= i). The rows are closed when there is no room for another gap, or when many positions go at once.
  *
- * Slots before the cursor do not change until the ring begins again, so their sums are kept: `prefix` holds those of the
- * slots below `summed`, and later sums go on from there. 4,096 kept, 16 slots, Zen 5: 27 us became 3.5 (sums 2.3).
+ * Slots before the cursor do not change until the ring begins again, so their sums are kept: `prefix` holds those of
+ * the slots below `summed`, and later sums go on from there. An eviction of one of 4,096, 16 slots, Zen 4 with AVX-512
+ * and gcc: 24.7 us without all of this, 7.5 with it.
  */
 #include <string.h>
 
@@ -110,8 +111,8 @@ static void sort_gaps(const pb_kvcache *policy, uint32_t *order)
     }
 }
 
-/* sums[0 .. width-1] = from + the slots first .. end-1, from a column on. passed[s] counts the gaps from number s on that
- * are at or below it. Slots that hold nothing count as 0. */
+/* sums[0 .. width-1] = from + the slots first .. end-1, from a column on. passed[s] counts the gaps from number s on
+ * that are at or below it. Slots that hold nothing count as 0. */
 static void add_slots(const pb_kvcache_priv_lanes *lanes, const pb_kvcache *policy, const uint32_t *passed,
                       uint32_t slot, uint32_t end, size_t column, size_t width, size_t room, const double *from,
                       double *sums)
@@ -129,8 +130,8 @@ static void add_slots(const pb_kvcache_priv_lanes *lanes, const pb_kvcache *poli
 }
 
 /* The indices below `end` that all rows hold: stretches between two gaps, in which the distances between index and
- * column are constant. Slots below the cursor go to the prefix, the others on top of it. A cursor of 0 leaves the prefix as it is:
- * the next step begins the ring again. `passed` is zeros before, and for the last of the columns afterwards. */
+ * column are constant. Slots below the cursor go to the prefix, the others on top of it. A cursor of 0 leaves the prefix as
+ * it is: the next step begins the ring again. `passed` is zeros before, and for the last of the columns afterwards. */
 static void sum_whole_rows(pb_kvcache *policy, size_t end, uint32_t *passed)
 {
     const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_best();
@@ -274,7 +275,7 @@ static void close_rows(pb_kvcache *policy)
     policy->gap_count = 0;
 }
 
-/* A gap costs every later eviction a new start of the sums, some 50 ns. Closing all of them costs a pass over the rows:
+/* A gap costs every later eviction a new start of the sums, some 80 ns. Closing all of them costs a pass over the rows:
  * in short rows it is cheaper soon. */
 static size_t most_gaps(const pb_kvcache *policy)
 {
@@ -318,7 +319,7 @@ void pb_kvcache_priv_ring_forget(pb_kvcache *policy, const uint32_t *chosen, siz
         }
         const size_t left = held > 0 ? length - held - first : 0;
         size_t i = 0;
-        for (; i + 4 <= left; i += 4) { /* by fours, reading ahead of what is written: 37 us became 15 with clang */
+        for (; i + 4 <= left; i += 4) { /* by fours, reading ahead of what is written: 37 us became 21 with clang */
             const float a = old[stay[i]];
             const float b = old[stay[i + 1]];
             const float c = old[stay[i + 2]];

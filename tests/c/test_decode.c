@@ -1,6 +1,6 @@
 /*
- * The decode kernels of every instruction set against the plainest loops, bit for bit, and whole SnapKV caches against a
- * model that keeps every row whole: with gaps that are noted, closed and forgotten, and sums that go on from a prefix.
+ * The decode kernels of every instruction set against the plainest loops, bit for bit, and whole SnapKV caches against
+ * a model that keeps every row whole: with gaps that are noted, closed and forgotten, and sums that go on from a prefix.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -71,7 +71,8 @@ static void test_add_rows(const pb_kvcache_priv_lanes *lanes)
             /* Onto itself, further to the front: what lies behind stays. */
             const double behind = from[n];
             lanes->add_rows(rows, num_rows, from + SHIFT, n, room, from);
-            CHECK(memcmp(from, sums, n * sizeof *sums) == 0 && (n < SHIFT || memcmp(&from[n], &behind, sizeof behind) == 0));
+            CHECK(memcmp(from, sums, n * sizeof *sums) == 0);
+            CHECK(n < SHIFT || memcmp(&from[n], &behind, sizeof behind) == 0);
         }
         for (size_t row = 0; row < ROWS; ++row) {
             free(memory[row]);
@@ -312,7 +313,8 @@ static bool equal_scores(const pb_kvcache *cache, const model *m)
     for (size_t i = 0; i < m->n; ++i) {
         double score;
         const double sum = model_sum(m, i);
-        if (pb_kvcache_window_score(cache, m->kept[i], &score) != PB_KVCACHE_OK || memcmp(&sum, &score, sizeof sum) != 0) {
+        if (pb_kvcache_window_score(cache, m->kept[i], &score) != PB_KVCACHE_OK
+            || memcmp(&sum, &score, sizeof sum) != 0) {
             return false;
         }
     }

@@ -26,8 +26,9 @@
  * Rows: a caller that moves tensors needs rows, the places that positions have in the kept order. pb_kvcache_evict_rows
  * gives them in the form that pb_kvcache_compact takes.
  *
- * Memory, all of it taken at creation: a fixed part of about 100 bytes, and for each position of the capacity 4 bytes
- * (sliding_window, streaming_llm), 12 (h2o, tova, scissorhands) or obs_window * 4 + 20 (snapkv, pyramidkv).
+ * Memory, all of it taken at creation: a fixed part of about 100 bytes (snapkv, pyramidkv: 300 and obs_window * 8), and
+ * for each position of the capacity 4 bytes (sliding_window, streaming_llm), 12 (h2o, tova, scissorhands) or
+ * obs_window * 4 + 20 (snapkv, pyramidkv).
  *
  * With max_rollback the last steps can be taken back, as speculative decoding needs it. Each costs 20 bytes, and for
  * each position 4 (snapkv, pyramidkv) or 8 (h2o, tova, scissorhands). A ring takes obs_window * 4 more.
