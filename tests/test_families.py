@@ -49,7 +49,7 @@ def test_a_family_equals_the_masked_whole_cache_or_is_refused(name):
     if found.refused:
         return
     assert found.worst <= TOLERANCE * found.scale
-    assert found.at_once <= TOLERANCE * found.scale
+    assert found.at_once <= TOLERANCE * found.scale + 2 * min(found.stock_at_once, 1e-4)
     assert found.positions_agree
     assert found.chosen == 0
     assert found.short == 0  # bit for bit
@@ -72,6 +72,15 @@ def test_the_table_of_the_documentation_has_every_family():
         name: "refused" if family.refused else "served" if family.expected else "works"
         for name, family in FAMILIES.items()
     }
+
+
+@pytest.mark.skipif(not NEWEST, reason="of the release that the documentation names")
+def test_the_models_whose_states_start_anew_are_those_of_the_documentation():
+    """A second turn of several tokens is another text to these, with any cache."""
+    restarts = {
+        name for name in ("bamba", "jamba", "lfm2", "qwen3_next") if compare(FAMILIES[name]).stock_at_once > 0.1
+    }
+    assert restarts == {"bamba", "jamba"}
 
 
 def test_the_lines_of_the_table():
