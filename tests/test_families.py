@@ -36,11 +36,18 @@ def compared(name: str) -> Compared:
         if NEWEST:
             raise
         pytest.skip(f"transformers {transformers.__version__} cannot build it: {type(error).__name__}")
-    return compare(family)
+    try:
+        return compare(family)
+    except ValueError as error:
+        if NEWEST or "with a compressed cache pass the 2-D padding mask" not in str(error):
+            raise
+        return Compared(name, refused=str(error))  # makes its mask itself: noticed at the first prompt
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_equals_the_masked_whole_cache_or_is_refused(name):
+    if name == "jamba" and VERSION < (5, 0):
+        pytest.skip("asks its cache for states that only a class of its own has, which fails at the first prompt")
     found = compared(name)
     family = FAMILIES[name]
     if NEWEST:
@@ -58,8 +65,8 @@ def test_a_family_equals_the_masked_whole_cache_or_is_refused(name):
 
 
 def test_a_bidirectional_model_is_refused():
-    family = dataclasses.replace(FAMILIES["bert"], options={"is_decoder": False}, refused="its mask says more")
-    assert family.refused in compare(family).refused
+    refused = compare(dataclasses.replace(FAMILIES["bert"], options={"is_decoder": False})).refused
+    assert ("its mask says more than causality" if NEWEST else "cannot be served") in refused
 
 
 def test_the_table_of_the_documentation_has_every_family():
