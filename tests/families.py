@@ -470,6 +470,8 @@ class Compared:
     scale: float = 0.0
     #: Largest difference between a call with several tokens and one token at a time, under hold.
     at_once: float = 0.0
+    #: The same in the untouched model, where it has states: some start anew, and then there is nothing to compare.
+    stock_at_once: float = 0.0
     #: Largest difference from DynamicCache where everything fits.
     short: float = 0.0
     #: How far compression itself moves the logits: what the comparison could miss.
@@ -522,12 +524,12 @@ def _longer(found: Compared, pair: Pair, ids: torch.Tensor, mask: torch.Tensor) 
     for column in (40, 41, 42):
         pair.call(ids[:, column : column + 1])
     turn = ids[:, 43:47]
-    has_states = any(not isinstance(layer, (DynamicLayer, BudgetedLayer)) for layer in pair.cache.layers)
     if pair.cache._budgets.hold:
         # What is held changes with every token, so the reference takes them one by one.
         at_once = pair.cache.copy()
         one_by_one = torch.cat([pair.call(turn[:, i : i + 1]) for i in range(4)], dim=1)
-        if not has_states:  # the states of transformers' own layers start anew in a call with several tokens
+        _restarts(found, pair, ids[:, :47], mask[:, :47])
+        if found.compressed and found.stock_at_once < 1e-4:
             together = forward(pair.model, turn, at_once, mask[:, :47])
             found.at_once = max(found.at_once, float((together - one_by_one).abs().max()))
             found.positions_agree &= all(
@@ -538,6 +540,18 @@ def _longer(found: Compared, pair: Pair, ids: torch.Tensor, mask: torch.Tensor) 
         pair.call(turn)
     pair.call(ids[:, 47:48])
     found.worst, found.scale = max(found.worst, pair.worst), max(found.scale, pair.scale)
+
+
+def _restarts(found: Compared, pair: Pair, ids: torch.Tensor, mask: torch.Tensor) -> None:
+    """Note what a call with several tokens changes in the untouched model: some states start anew with each call."""
+    if not found.compressed or all(isinstance(layer, (DynamicLayer, BudgetedLayer)) for layer in pair.cache.layers):
+        return
+    stock = DynamicCache(config=pair.twin.config)
+    forward(pair.twin, ids[:, :43], stock, mask[:, :43])
+    other = copy.deepcopy(stock)
+    together = forward(pair.twin, ids[:, 43:], stock, mask)
+    one_by_one = [forward(pair.twin, ids[:, i : i + 1], other, mask[:, : i + 1]) for i in range(43, 47)]
+    found.stock_at_once = max(found.stock_at_once, float((together - torch.cat(one_by_one, dim=1)).abs().max()))
 
 
 def _chosen(found: Compared, pair: Pair, ids: torch.Tensor, mask: torch.Tensor) -> None:

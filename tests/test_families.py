@@ -36,11 +36,18 @@ def compared(name: str) -> Compared:
         if NEWEST:
             raise
         pytest.skip(f"transformers {transformers.__version__} cannot build it: {type(error).__name__}")
-    return compare(family)
+    try:
+        return compare(family)
+    except ValueError as error:
+        if NEWEST or "with a compressed cache pass the 2-D padding mask" not in str(error):
+            raise
+        return Compared(name, refused=str(error))  # makes its mask itself: noticed at the first prompt
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_equals_the_masked_whole_cache_or_is_refused(name):
+    if name == "jamba" and VERSION < (5, 0):
+        pytest.skip("asks its cache for states that only a class of its own has, which fails at the first prompt")
     found = compared(name)
     family = FAMILIES[name]
     if NEWEST:
@@ -49,7 +56,7 @@ def test_a_family_equals_the_masked_whole_cache_or_is_refused(name):
     if found.refused:
         return
     assert found.worst <= TOLERANCE * found.scale
-    assert found.at_once <= TOLERANCE * found.scale
+    assert found.at_once <= TOLERANCE * found.scale + 2 * min(found.stock_at_once, 1e-4)
     assert found.positions_agree
     assert found.chosen == 0
     assert found.short == 0  # bit for bit
@@ -58,8 +65,8 @@ def test_a_family_equals_the_masked_whole_cache_or_is_refused(name):
 
 
 def test_a_bidirectional_model_is_refused():
-    family = dataclasses.replace(FAMILIES["bert"], options={"is_decoder": False}, refused="its mask says more")
-    assert family.refused in compare(family).refused
+    refused = compare(dataclasses.replace(FAMILIES["bert"], options={"is_decoder": False})).refused
+    assert ("its mask says more than causality" if NEWEST else "cannot be served") in refused
 
 
 def test_the_table_of_the_documentation_has_every_family():
@@ -72,6 +79,15 @@ def test_the_table_of_the_documentation_has_every_family():
         name: "refused" if family.refused else "served" if family.expected else "works"
         for name, family in FAMILIES.items()
     }
+
+
+@pytest.mark.skipif(not NEWEST, reason="of the release that the documentation names")
+def test_the_models_whose_states_start_anew_are_those_of_the_documentation():
+    """A second turn of several tokens is another text to these, with any cache."""
+    restarts = {
+        name for name in ("bamba", "jamba", "lfm2", "qwen3_next") if compare(FAMILIES[name]).stock_at_once > 0.1
+    }
+    assert restarts == {"bamba", "jamba"}
 
 
 def test_the_lines_of_the_table():
