@@ -1,8 +1,9 @@
 /*
- * Everything is counted in multiples of `multiple_of` ("blocks"). A unit's hull becomes runs: blocks that follow one another
- * and gain the same. Gains fall from run to run. The total therefore ends within the runs of one gain, the threshold:
- * every block of a higher gain is in, and the blocks that gain just that share what is left. The threshold is found by
- * counting the blocks of each digit of the gains' keys, so that no sorting and no comparison of floats decides anything.
+ * Everything is counted in multiples of `multiple_of` ("blocks"). A unit's hull becomes runs: blocks that follow one
+ * another and gain the same. Gains fall from run to run. The total therefore ends within the runs of one gain, the
+ * threshold: every block of a higher gain is in, and the blocks that gain just that share what is left. The threshold
+ * is found by counting the blocks of each digit of the gains' keys, so that no sorting and no comparison of floats
+ * decides anything.
  */
 #include <string.h>
 
@@ -23,8 +24,8 @@ typedef struct scratch {
     uint32_t *highs;   /* blocks that every unit may have, once the threshold is known */
 } scratch;
 
-/* A hull has at most num_points + 1 corners, the last where a maximum lies beyond the grid. Each of its segments is at most
- * one run of whole blocks and one block across its end. */
+/* A hull has at most num_points + 1 corners, the last where a maximum lies beyond the grid. Each of its segments is at
+ * most one run of whole blocks and one block across its end. */
 static bool layout(size_t num_units, size_t num_points, size_t *most_runs, size_t *corners, size_t *bytes)
 {
     size_t runs;

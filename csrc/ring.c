@@ -265,7 +265,8 @@ static void close_rows(pb_kvcache *policy)
     }
     sort_gaps(policy, order);
     for (uint32_t slot = 0; slot < policy->shape.obs_window; ++slot) {
-        close_array(policy, order, pb_kvcache_priv_slot(policy, slot), policy->lengths[slot], sizeof(float), policy->seen[slot]);
+        close_array(policy, order, pb_kvcache_priv_slot(policy, slot), policy->lengths[slot], sizeof(float),
+                    policy->seen[slot]);
         policy->seen[slot] = 0;
     }
     if (policy->summed > 0) {
