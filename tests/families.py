@@ -607,7 +607,8 @@ def main() -> None:
         try:
             found = compare(family)
         except Exception as error:  # of a release that does not know it, or of ours: the table shows it
-            print(f"| {name} | | {type(error).__name__}: {str(error).splitlines()[0][:120]} | | | |", flush=True)
+            text = " ".join(str(error).split())[:120]
+            print(f"| {name} | | {type(error).__name__}: {text} | | | |", flush=True)
             continue
         print(row(name, found), flush=True)
         served += not found.refused
