@@ -611,7 +611,7 @@ def main() -> None:
             print(f"| {name} | | {type(error).__name__}: {text} | | | |", flush=True)
             continue
         print(row(name, found), flush=True)
-        served += not found.refused
+        served += found.compressed > 0
         worst = max(worst, found.worst / (found.scale or 1))
     version = transformers.__version__
     print(f"\n{served} served, largest difference {worst:.2g} of the largest logit, transformers {version}")
