@@ -607,10 +607,11 @@ def main() -> None:
         try:
             found = compare(family)
         except Exception as error:  # of a release that does not know it, or of ours: the table shows it
-            print(f"| {name} | | {type(error).__name__}: {str(error).splitlines()[0][:120]} | | | |", flush=True)
+            text = " ".join(str(error).split())[:120]
+            print(f"| {name} | | {type(error).__name__}: {text} | | | |", flush=True)
             continue
         print(row(name, found), flush=True)
-        served += not found.refused
+        served += found.compressed > 0
         worst = max(worst, found.worst / (found.scale or 1))
     version = transformers.__version__
     print(f"\n{served} served, largest difference {worst:.2g} of the largest logit, transformers {version}")
