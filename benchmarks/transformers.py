@@ -31,7 +31,7 @@ from generate import packaged_model, prompts  # noqa: E402
 
 from pb_kvcache.lab.record import load_model  # noqa: E402
 from pb_kvcache.transformers import PyramidKVCache, use  # noqa: E402
-from pb_kvcache.transformers._layer import PyramidKVLayer  # noqa: E402
+from pb_kvcache.transformers._layer import BudgetedLayer  # noqa: E402
 
 try:
     import kvpress
@@ -115,14 +115,14 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        original = PyramidKVLayer._end_prompt
+        original = BudgetedLayer._end_prompt
 
-        def timed(layer: PyramidKVLayer) -> None:
+        def timed(layer: BudgetedLayer) -> None:
             start = time.process_time()
             original(layer)
             self.seconds += time.process_time() - start
 
-        PyramidKVLayer._end_prompt = timed
+        BudgetedLayer._end_prompt = timed
 
 
 def _status(field: str) -> int:
