@@ -301,7 +301,7 @@ pb_kvcache_status pb_kvcache_divide(const pb_kvcache_divide_params *params, void
     /* Checks */
     uint64_t sum_low;
     uint64_t sum_high;
-    size_t bytes;
+    size_t bytes = 0;
     if (params == NULL || params->grid == NULL || params->losses == NULL || workspace == NULL || budgets == NULL) {
         return PB_KVCACHE_ERROR_NULL;
     }

@@ -96,13 +96,13 @@ def test_a_configuration_says_whether_its_layers_slide(value, windows, tmp_path)
     file = tmp_path / "config.json"
     slides = {"sliding_window": 8, "max_window_layers": 1, "use_sliding_window": value}
     file.write_text(json.dumps({**config, **slides}))
-    assert read_config(file).windows == windows
+    assert tuple(layer.window for layer in read_config(file).layers) == windows
 
 
 @pytest.mark.parametrize(
     "key", ["num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "sliding_window"]
 )
-@pytest.mark.parametrize("value", ["4", "false", True, 4.0, [4], {}, -1, 0, float("inf"), 2**40])
+@pytest.mark.parametrize("value", ["4", "false", True, 4.0, [4], {}, -1, 0, 2**40])
 def test_a_number_of_a_configuration_is_a_number(key, value, tmp_path):
     config = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
     file = tmp_path / "config.json"

@@ -149,7 +149,7 @@ def test_a_file_that_is_no_configuration_is_named(
 ) -> None:
     (tmp_path / "config.json").write_text(content, encoding="latin-1")
     assert cli.main(["plan", "--model", str(tmp_path), "--budget", "8"]) == 2
-    assert "config.json: is no JSON file" in capsys.readouterr().err
+    assert "config.json: not JSON: " in capsys.readouterr().err
 
 
 def test_empty_weights_are_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
