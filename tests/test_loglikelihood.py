@@ -6,6 +6,7 @@ evicted, and else from the full cache in which the evicted positions are masked 
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -156,7 +157,7 @@ def test_ids_come_as_a_list_an_array_or_a_tensor():
 
 
 def test_a_model_that_was_not_redirected_is_left_as_it_was():
-    model = transformers.AutoModelForCausalLM.from_config(stock("llama").config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(stock("llama").config)).eval()
     context = tokens(60)
     before = model.config._attn_implementation
     scores = loglikelihood(model, context, continuations(), budget=12, **COMMON)
@@ -167,7 +168,9 @@ def test_a_model_that_was_not_redirected_is_left_as_it_was():
 
 def test_the_options_of_use_hold_unless_others_are_given():
     context = tokens(60)
-    model = use(transformers.AutoModelForCausalLM.from_config(stock("llama").config).eval(), budget=12, **COMMON)
+    model = use(
+        transformers.AutoModelForCausalLM.from_config(copy.deepcopy(stock("llama").config)).eval(), budget=12, **COMMON
+    )
     own = loglikelihood(model, context, continuations())
     assert own == loglikelihood(model, context, continuations(), budget=12, **COMMON)
     assert own != loglikelihood(model, context, continuations(), budget=60, **COMMON)
@@ -305,7 +308,7 @@ def test_text_that_merges_into_the_context_is_refused(tokenizer):
 
 
 def test_a_model_in_training_mode_is_refused():
-    model = transformers.AutoModelForCausalLM.from_config(stock("llama").config).train()
+    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(stock("llama").config)).train()
     with pytest.raises(ValueError, match=r"model: is in training mode.*model\.eval"):
         loglikelihood(model, [3], [[4]], budget=12, **COMMON)
     with pytest.raises(TypeError, match="model: must be a transformers PreTrainedModel"):
@@ -313,7 +316,7 @@ def test_a_model_in_training_mode_is_refused():
 
 
 def test_a_model_that_leaves_its_cache_alone_is_refused():
-    model = transformers.AutoModelForCausalLM.from_config(stock("llama").config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(stock("llama").config)).eval()
     forward = model.forward
     model.forward = lambda input_ids, **_: forward(input_ids, use_cache=False)
     with pytest.raises(RuntimeError, match=r"LlamaForCausalLM did not use the cache.*0 tokens of a context of 9"):
