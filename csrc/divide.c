@@ -28,17 +28,16 @@ typedef struct scratch {
  * most one run of whole blocks and one block across its end. */
 static bool layout(size_t num_units, size_t num_points, size_t *most_runs, size_t *corners, size_t *bytes)
 {
-    size_t runs;
-    size_t wide;
-    size_t narrow;
-    size_t units;
-    return pb_kvcache_priv_add(num_points, 1, corners) && pb_kvcache_priv_mul(*corners, 2, &runs)
-           && pb_kvcache_priv_mul(runs, num_units, most_runs)
-           && pb_kvcache_priv_mul(*most_runs, sizeof(uint64_t) + sizeof(uint32_t), &wide)
-           && pb_kvcache_priv_mul(*corners, 2 * sizeof(double) + sizeof(uint32_t), &narrow)
-           && pb_kvcache_priv_mul(num_units, 2 * sizeof(uint32_t), &units) && pb_kvcache_priv_add(wide, narrow, bytes)
-           && pb_kvcache_priv_add(*bytes, units, bytes)
-           && pb_kvcache_priv_add(*bytes, PB_KVCACHE_PRIV_ALIGNMENT, bytes) && *bytes <= PTRDIFF_MAX;
+    /* With at least two runs a corner and two a unit, all of it is at most 26 bytes a run. */
+    const size_t most = (PTRDIFF_MAX - PB_KVCACHE_PRIV_ALIGNMENT) / 26;
+    if (num_points >= most / 2 / num_units) {
+        return false;
+    }
+    *corners = num_points + 1;
+    *most_runs = 2 * *corners * num_units;
+    *bytes = *most_runs * (sizeof(uint64_t) + sizeof(uint32_t)) + *corners * (2 * sizeof(double) + sizeof(uint32_t))
+             + num_units * 2 * sizeof(uint32_t) + PB_KVCACHE_PRIV_ALIGNMENT;
+    return true;
 }
 
 pb_kvcache_status pb_kvcache_divide_workspace_size(size_t num_units, size_t num_points, size_t *size)
@@ -55,7 +54,12 @@ pb_kvcache_status pb_kvcache_divide_workspace_size(size_t num_units, size_t num_
     if (num_points == 0) {
         return PB_KVCACHE_ERROR_DIVIDE_GRID;
     }
-    if ((uint64_t)num_units > UINT32_MAX || !layout(num_units, num_points, &most_runs, &corners, &bytes)) {
+#if SIZE_MAX > UINT32_MAX
+    if (num_units > UINT32_MAX) {
+        return PB_KVCACHE_ERROR_TOO_LARGE;
+    }
+#endif
+    if (!layout(num_units, num_points, &most_runs, &corners, &bytes)) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
     *size = bytes;
@@ -65,8 +69,8 @@ pb_kvcache_status pb_kvcache_divide_workspace_size(size_t num_units, size_t num_
 static scratch scratch_at(void *workspace, size_t num_units, size_t num_points)
 {
     scratch s;
-    size_t most_runs;
-    size_t corners;
+    size_t most_runs = 0;
+    size_t corners = 0;
     size_t bytes;
     (void)layout(num_units, num_points, &most_runs, &corners, &bytes);
     s.keys = pb_kvcache_priv_align(workspace);
@@ -204,7 +208,11 @@ static uint64_t key_across(const scratch *s, size_t k, uint64_t start, uint32_t 
         last = key_of_gain(s->gains[k]);
         at = stop;
     }
-    const uint64_t key = key_of_gain(sum / (double)size); /* rounding must not put it out of order */
+    const double mean = sum / (double)size;
+    if ((bits_of_double(mean) & (UINT64_MAX >> 1)) >= INFINITY_BITS_64) { /* of losses that differ by more than 2^1023 */
+        return last;
+    }
+    const uint64_t key = key_of_gain(mean); /* rounding must not put it out of order */
     return key > first ? first : key < last ? last : key;
 }
 

@@ -1,6 +1,7 @@
 /* What vectors cannot say of pb_kvcache_divide: sizes, overlaps, extreme losses, and many units. */
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 #include "check.h"
 #include "pb_kvcache.h"
@@ -36,6 +37,10 @@ static void sizes(void)
     CHECK(pb_kvcache_divide_workspace_size(1, 0, &bytes) == PB_KVCACHE_ERROR_DIVIDE_GRID);
     CHECK(pb_kvcache_divide_workspace_size(1, SIZE_MAX, &bytes) == PB_KVCACHE_ERROR_TOO_LARGE);
     CHECK(pb_kvcache_divide_workspace_size(UINT32_MAX, SIZE_MAX / 64, &bytes) == PB_KVCACHE_ERROR_TOO_LARGE);
+    CHECK(pb_kvcache_divide_workspace_size(1, PTRDIFF_MAX / 8, &bytes) == PB_KVCACHE_ERROR_TOO_LARGE);
+#if SIZE_MAX > UINT32_MAX
+    CHECK(pb_kvcache_divide_workspace_size((size_t)UINT32_MAX + 1, 1, &bytes) == PB_KVCACHE_ERROR_TOO_LARGE);
+#endif
     CHECK(bytes == 77);
     CHECK(pb_kvcache_divide_workspace_size(UNITS, POINTS, &bytes) == PB_KVCACHE_OK);
     CHECK(bytes <= sizeof workspace);
@@ -66,7 +71,37 @@ static void refusals(void)
         CHECK(pb_kvcache_divide(&params, workspace, bytes, budgets, UNITS) == PB_KVCACHE_ERROR_DIVIDE_LOSS);
         losses[UNITS * POINTS - 1] = before;
     }
+    /* Sizes that do not fit, before anything is read by them */
+    CHECK(pb_kvcache_divide(&params, workspace, bytes, budgets, 0) == PB_KVCACHE_ERROR_DIVIDE_UNITS);
+    CHECK(pb_kvcache_divide(&params, workspace, bytes, budgets, SIZE_MAX) == PB_KVCACHE_ERROR_TOO_LARGE);
+    params.num_points = 0;
+    CHECK(pb_kvcache_divide(&params, workspace, bytes, budgets, UNITS) == PB_KVCACHE_ERROR_DIVIDE_GRID);
+    /* A unit without a block does not hide the one before it whose bounds cross */
+    uint32_t minimums[UNITS] = {20, 9};
+    uint32_t maximums[UNITS] = {10, 15};
+    params = params_of(64);
+    params.minimums = minimums;
+    params.maximums = maximums;
+    params.multiple_of = 8;
+    CHECK(pb_kvcache_divide(&params, workspace, bytes, budgets, 2) == PB_KVCACHE_ERROR_PLAN_BOUNDS);
     CHECK(budgets[0] == 5);
+    /* Every array that is read, under what is written */
+    for (size_t unit = 0; unit < UNITS; ++unit) {
+        minimums[unit] = 8;
+        maximums[unit] = 100;
+    }
+    params.total = 8 * UNITS;
+    CHECK(pb_kvcache_divide(&params, workspace, bytes, minimums, UNITS) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(pb_kvcache_divide(&params, workspace, bytes, maximums, UNITS) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(pb_kvcache_divide(&params, workspace, bytes, (uint32_t *)(void *)&params, 1) == PB_KVCACHE_ERROR_OVERLAP);
+    uint32_t points[POINTS];
+    memcpy(points, grid, sizeof points);
+    params.grid = points;
+    CHECK(pb_kvcache_divide(&params, workspace, bytes, points, 1) == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(minimums[0] == 8 && maximums[0] == 100 && points[0] == grid[0]);
+    params.grid = grid;
+    CHECK(pb_kvcache_divide(&params, workspace, bytes, (uint32_t *)(void *)workspace, UNITS)
+          == PB_KVCACHE_ERROR_OVERLAP);
 }
 
 /* Whatever the losses: the total, the bounds, the multiples; at every alignment of the workspace. */

@@ -49,6 +49,11 @@ static void test_null(void)
     CHECK(pb_kvcache_hold_slots(hold, 0, NULL, MOST) == PB_KVCACHE_ERROR_NULL);
     CHECK(pb_kvcache_hold_slots(hold, 0, slots, 0) == PB_KVCACHE_ERROR_CAPACITY && slots[0] == 7);
     CHECK(pb_kvcache_hold_slots(hold, 0, slots, 1) == PB_KVCACHE_OK && slots[0] == 0);
+    CHECK(pb_kvcache_hold_copy(hold, 0, hold, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_hold_seed(hold, 0, NULL, 0, NULL, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_hold_slots(hold, 0, NULL, 0) == PB_KVCACHE_OK);
+    const uint32_t first = 0;
+    CHECK(pb_kvcache_hold_seed(hold, 0, &first, 1, NULL, 0) == PB_KVCACHE_OK);
     CHECK(pb_kvcache_hold_step(hold, NULL, NULL, NULL, 0, 0, moves, CACHES, &count) == PB_KVCACHE_ERROR_NULL);
     CHECK(pb_kvcache_hold_step(hold, pos, NULL, NULL, 0, 0, NULL, CACHES, &count) == PB_KVCACHE_ERROR_NULL);
     CHECK(pb_kvcache_hold_step(hold, pos, NULL, NULL, 0, 0, moves, CACHES, NULL) == PB_KVCACHE_ERROR_NULL);
@@ -214,6 +219,9 @@ static void test_move(void)
     CHECK(pb_kvcache_hold_move(rows, 3 * row, row, row, sizeof rows, far, 2) == PB_KVCACHE_ERROR_CAPACITY);
     CHECK(pb_kvcache_hold_move(rows, SIZE_MAX, row, row, sizeof rows, moves, 1) == PB_KVCACHE_ERROR_CAPACITY);
     CHECK(pb_kvcache_hold_move(rows, SIZE_MAX / 3, row, row, sizeof rows, moves + 1, 1) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(pb_kvcache_hold_move(rows, 0, SIZE_MAX, row, sizeof rows, moves, 1) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(pb_kvcache_hold_move(rows, SIZE_MAX, 1, row, sizeof rows, moves, 1) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(pb_kvcache_hold_move(rows, SIZE_MAX - 2, 1, 1, sizeof rows, moves, 1) == PB_KVCACHE_ERROR_CAPACITY);
     CHECK(rows[0][0][0] == 0.0f);
 }
 
