@@ -57,18 +57,35 @@ class _Seen:
     fault: str = ""
 
 
+class _EnoughError(Exception):
+    """Every layer that follows is like one that was seen."""
+
+
 class _WatchedLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
-    """The stock layer, which notes what it meets."""
+    """The stock layer, which notes what it meets.
+
+    `kind` is what it has in common with the layers that are like it, None for a layer on its own. `others` are all
+    watched layers of the forward: where each is like one that has been left behind, the forward ends.
+    """
 
     watches = True
 
-    def __init__(self, layer: int) -> None:
+    def __init__(self, layer: int, kind: Any, others: dict[int, _WatchedLayer]) -> None:
         super().__init__()
         self.seen = _Seen(layer)
+        self.kind = kind
+        self._others = others
+
+    def _end_early(self) -> None:
+        done = [other for other in self._others.values() if other.seen.updates and other is not self]
+        kinds = {other.kind for other in done} - {None}
+        if kinds and all(other.kind in kinds for other in self._others.values()):
+            raise _EnoughError
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._end_early()
         keys, values = super().update(key_states, value_states, *args, **kwargs)
         self.seen.updates += 1
         self.seen.facts = LayerFacts(keys.shape[1], keys.shape[-1], values.shape[-1], keys.dtype, values.dtype)
@@ -135,6 +152,7 @@ def probe(model: PreTrainedModel, *, compare_with: str | None) -> Facts:
         )
     cache = DynamicCache(config=model.config)
     watched: dict[int, _WatchedLayer] = {}
+    kinds = _kinds(model, len(cache.layers)) if compare_with is None else []
     for index, layer in enumerate(cache.layers):
         if not isinstance(layer, DynamicLayer) or layer.is_sliding:
             continue
@@ -143,14 +161,18 @@ def probe(model: PreTrainedModel, *, compare_with: str | None) -> Facts:
                 f"model: {name} cannot be served: layer {index}: its cache is a {type(layer).__name__}, which keeps "
                 "more than the keys and values of full attention"
             )
-        cache.layers[index] = watched[index] = _WatchedLayer(index)
+        kind = kinds[index] if index < len(kinds) else None
+        cache.layers[index] = watched[index] = _WatchedLayer(index, kind, watched)
     if not watched:
         return Facts({})
     try:
         with _quiet(model):
-            answer = _forward(model, cache)
+            try:
+                answer = _forward(model, cache)
+            except _EnoughError:
+                answer = None
             _check(watched, len(cache.layers))
-            if compare_with is not None:
+            if compare_with is not None and answer is not None:
                 _compare(model, answer, compare_with)
     except _NotServedError as error:
         raise ValueError(f"model: {name} cannot be served: {error}") from None
@@ -160,7 +182,43 @@ def probe(model: PreTrainedModel, *, compare_with: str | None) -> Facts:
             f"{type(error).__name__}: {str(error).rstrip('.')}. use(model, probe=False) skips it"
         ) from error
     facts = {index: layer.seen.facts for index, layer in watched.items() if layer.seen.facts is not None}
+    if answer is None:
+        like = {layer.kind: layer.seen.facts for layer in watched.values() if layer.seen.facts is not None}
+        facts = {index: like[layer.kind] for index, layer in watched.items()}
     return Facts(facts, _ranks(model))
+
+
+def _kinds(model: PreTrainedModel, num_layers: int) -> list[Any]:
+    """Return what each layer's block has in common with the blocks that are like it. Empty: they cannot be compared.
+
+    Two blocks are alike where all their modules have the same names, classes, plain attributes and shapes, and nothing
+    was put before any of them.
+    """
+    text = model.config.get_text_config(decoder=True)
+    if any(getattr(text, f"output_{name}", False) for name in ("attentions", "hidden_states", "router_logits")):
+        return []  # transformers 4 puts its own functions before modules for these, until the forward ends
+    lists = [module for module in model.base_model.modules() if isinstance(module, torch.nn.ModuleList)]
+    stacks = [blocks for blocks in lists if len(blocks) == num_layers]
+    if len(stacks) != 1:
+        return []
+    for index, block in enumerate(stacks[0]):
+        if any(getattr(module, "layer_idx", index) != index for module in block.modules()):
+            return []
+    return [tuple(map(_kind, *zip(*block.named_modules(), strict=True))) for block in stacks[0]]
+
+
+def _kind(name: str, module: torch.nn.Module) -> Any:
+    plain = (bool, int, float, str, type(None))
+    attributes = {key: value for key, value in vars(module).items() if isinstance(value, plain)}
+    shapes = tuple((key, tuple(value.shape)) for key, value in module.named_parameters(recurse=False))
+    own = "forward" in vars(module) or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+    return (
+        name,
+        type(module),
+        tuple(sorted((key, repr(value)) for key, value in attributes.items() if key not in ("layer_idx", "training"))),
+        shapes,
+        id(module) if own else None,  # like no other
+    )
 
 
 class _NotServedError(Exception):
@@ -168,6 +226,7 @@ class _NotServedError(Exception):
 
 
 def _check(watched: dict[int, _WatchedLayer], num_layers: int) -> None:
+    """Refuse what a layer did. One that did nothing is not reached by text, or not any more."""
     for index, layer in watched.items():
         reason = _reason(layer.seen)
         if reason:
