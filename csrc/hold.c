@@ -275,36 +275,38 @@ pb_kvcache_status pb_kvcache_hold_step(pb_kvcache_hold *hold, const uint32_t *po
 }
 
 /* true where a row is within an array of `capacity` bytes; *start becomes its first byte. */
-static bool row_within(size_t cache_stride, size_t row_stride, size_t row_bytes, size_t capacity, uint32_t cache,
-                       uint32_t slot, size_t *start)
+static bool row_within(uint64_t offset, uint32_t slot, size_t row_stride, size_t row_bytes, size_t capacity,
+                       size_t *start)
 {
-    size_t first;
-    size_t second;
+    size_t row;
     size_t end;
-    return pb_kvcache_priv_mul(cache, cache_stride, &first) && pb_kvcache_priv_mul(slot, row_stride, &second)
-           && pb_kvcache_priv_add(first, second, start) && pb_kvcache_priv_add(*start, row_bytes, &end)
+    return offset <= SIZE_MAX && pb_kvcache_priv_add((size_t)offset, slot, &row)
+           && pb_kvcache_priv_mul(row, row_stride, start) && pb_kvcache_priv_add(*start, row_bytes, &end)
            && end <= capacity;
 }
 
-pb_kvcache_status pb_kvcache_hold_move(void *rows, size_t cache_stride, size_t row_stride, size_t row_bytes,
-                                       size_t capacity, const pb_kvcache_slot_move *moves, size_t num_moves)
+pb_kvcache_status pb_kvcache_hold_move(void *rows, const uint64_t *offsets, uint32_t num_caches, size_t row_stride,
+                                       size_t row_bytes, size_t capacity, const pb_kvcache_slot_move *moves,
+                                       size_t num_moves)
 {
-    size_t from;
-    size_t to;
-    if (num_moves > 0 && (rows == NULL || moves == NULL)) {
+    size_t start;
+    if (num_moves > 0 && (rows == NULL || offsets == NULL || moves == NULL)) {
         return PB_KVCACHE_ERROR_NULL;
     }
     for (size_t i = 0; i < num_moves; ++i) {
-        if (!row_within(cache_stride, row_stride, row_bytes, capacity, moves[i].cache, moves[i].from, &from)
-            || !row_within(cache_stride, row_stride, row_bytes, capacity, moves[i].cache, moves[i].to, &to)) {
+        if (moves[i].cache >= num_caches) {
+            return PB_KVCACHE_ERROR_CACHE;
+        }
+        const uint64_t offset = offsets[moves[i].cache];
+        if (!row_within(offset, moves[i].from, row_stride, row_bytes, capacity, &start)
+            || !row_within(offset, moves[i].to, row_stride, row_bytes, capacity, &start)) {
             return PB_KVCACHE_ERROR_CAPACITY;
         }
     }
     unsigned char *bytes = rows;
     for (size_t i = 0; i < num_moves; ++i) {
-        (void)row_within(cache_stride, row_stride, row_bytes, capacity, moves[i].cache, moves[i].from, &from);
-        (void)row_within(cache_stride, row_stride, row_bytes, capacity, moves[i].cache, moves[i].to, &to);
-        memmove(bytes + to, bytes + from, row_bytes);
+        const size_t offset = (size_t)offsets[moves[i].cache];
+        memmove(bytes + (offset + moves[i].to) * row_stride, bytes + (offset + moves[i].from) * row_stride, row_bytes);
     }
     return PB_KVCACHE_OK;
 }

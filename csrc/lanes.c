@@ -31,6 +31,8 @@
 /* Partial sums side by side: enough that no addition waits for the one before it with 512-bit registers (with 16 a row
  * took 8 % longer from GCC, 28 % from clang). Part of the definition of a sum. */
 #define SUM_LANES 64u
+/* Partial sums of a product of two rows. Part of its definition. */
+#define DOT_LANES 16u
 /* Exponentials between two folds of the lanes. A tile stays in the first cache. Part of the definition of a sum. */
 #define EXP_TILE 1024u
 /* Columns summed together. Any value gives the same sums. 4 KB a row is what the prefetcher likes. */
@@ -209,6 +211,29 @@ static void above_portable(const float *x, size_t n, int32_t threshold, size_t t
 #include "lanes_decode_portable.h"
 #endif
 
+/* ---- Products of two rows by name: what GCC 12 makes of the loop takes three times as long ---- */
+
+#if defined(__SSE2__) || defined(_M_X64)
+/* Four sums side by side, folded in halves. */
+static inline float folded(__m128 lanes)
+{
+    const __m128 two = _mm_add_ps(lanes, _mm_movehl_ps(lanes, lanes));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+static inline float dot_vectors_sse2(const float *a, const float *b, size_t n)
+{
+    __m128 lanes[4] = {_mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps()};
+    for (size_t i = 0; i < n; i += DOT_LANES) {
+        for (size_t v = 0; v < 4; ++v) {
+            lanes[v] = _mm_add_ps(lanes[v], _mm_mul_ps(_mm_loadu_ps(a + i + 4 * v), _mm_loadu_ps(b + i + 4 * v)));
+        }
+    }
+    return folded(_mm_add_ps(_mm_add_ps(lanes[0], lanes[2]), _mm_add_ps(lanes[1], lanes[3])));
+}
+#define DOT dot_vectors_sse2
+#endif
+
 #define SET portable
 #define TARGET
 #define BETWEEN between_portable
@@ -239,6 +264,21 @@ static void above_portable(const float *x, size_t n, int32_t threshold, size_t t
         low_at = _mm256_blendv_epi8(low_at, at, _mm256_castpd_si256(lower_));                                         \
     } while (0)
 #include "lanes_decode.h"
+
+TARGET static inline float dot_vectors_avx2(const float *a, const float *b, size_t n)
+{
+    __m256 low = _mm256_setzero_ps();
+    __m256 high = _mm256_setzero_ps();
+    for (size_t i = 0; i < n; i += DOT_LANES) {
+        low = _mm256_add_ps(low, _mm256_mul_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i)));
+        high = _mm256_add_ps(high, _mm256_mul_ps(_mm256_loadu_ps(a + i + 8), _mm256_loadu_ps(b + i + 8)));
+    }
+    const __m256 eight = _mm256_add_ps(low, high);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+#define DOT dot_vectors_avx2
 
 #define SET avx2
 #define BETWEEN between_portable /* what a compiler makes of these for AVX2 is no faster */
@@ -362,6 +402,19 @@ TARGET static void above_avx512(const float *x, size_t n, int32_t threshold, siz
         above_avx512_by(false, x, n, threshold, ties, count, chosen);
     }
 }
+
+TARGET static inline float dot_vectors_avx512(const float *a, const float *b, size_t n)
+{
+    __m512 lanes = _mm512_setzero_ps();
+    for (size_t i = 0; i < n; i += DOT_LANES) {
+        lanes = _mm512_add_ps(lanes, _mm512_mul_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i)));
+    }
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+#define DOT dot_vectors_avx512
 
 #define SET avx512
 #define BETWEEN between_avx512

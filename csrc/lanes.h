@@ -17,6 +17,8 @@ typedef struct pb_kvcache_priv_lanes {
     bool (*top[3])(const void *row, size_t n, float *top);
     double (*exps[3])(const void *row, size_t n, float scale, float top, float *e, const void *next);
     uint32_t (*sums[3])(const void *rows, ptrdiff_t stride, size_t num_rows, size_t n, float *sums);
+    void (*dots[3])(const void *rows, size_t stride, size_t n, const float *queries, size_t group, size_t dim, float *key,
+                    float *dots);
     void (*convert[3])(const void *row, size_t n, float *floats);
     /* sums[i] += e[i] * factor */
     void (*add_scaled)(const float *e, size_t n, float factor, float *sums);

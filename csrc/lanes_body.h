@@ -88,6 +88,24 @@ TARGET static void NAME(convert)(const void *row, size_t n, float *restrict floa
     }
 }
 
+/*
+ * dots[g * n + i] is the product of row i, `dim` elements at row + i * stride, and of query g, `dim` floats at
+ * queries + g * dim. `key` is scratch for one row.
+ */
+TARGET static void NAME(dots)(const void *rows, size_t stride, size_t n, const float *queries, size_t group, size_t dim,
+                              float *restrict key, float *restrict dots)
+{
+    const ELEMENT *restrict x = rows;
+    for (size_t i = 0; i < n; ++i) {
+        for (size_t d = 0; d < dim; ++d) {
+            key[d] = TO_FLOAT(x[i * stride + d]);
+        }
+        for (size_t g = 0; g < group; ++g) {
+            dots[g * n + i] = DOT(key, queries + g * dim, dim);
+        }
+    }
+}
+
 #undef ELEMENT
 #undef TO_FLOAT
 #undef NAME

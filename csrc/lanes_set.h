@@ -5,9 +5,38 @@
  *   SET             the set's name: the table's, and the end of the functions' names
  *   TARGET          the attributes of its functions, or nothing
  *   BETWEEN, ABOVE  the functions of these two passes, which are written there
+ *   DOT             a product of two rows of whole vectors, where it is written there
  */
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
+
+/* The sum of a[i] * b[i]: in DOT_LANES interleaved sums, folded in halves. Part of the definition of a logit. */
+TARGET static inline float JOIN(dot, SET)(const float *restrict a, const float *restrict b, size_t n)
+{
+    float lanes[DOT_LANES] = {0.0f};
+    size_t i = 0;
+#ifdef DOT
+    if (n % DOT_LANES == 0) {
+        return DOT(a, b, n);
+    }
+#endif
+    for (; i + DOT_LANES <= n; i += DOT_LANES) {
+        for (size_t lane = 0; lane < DOT_LANES; ++lane) {
+            lanes[lane] += a[i + lane] * b[i + lane];
+        }
+    }
+    for (size_t lane = 0; i < n; ++lane, ++i) {
+        lanes[lane] += a[i] * b[i];
+    }
+    for (size_t half = DOT_LANES / 2; half > 0; half /= 2) {
+        for (size_t lane = 0; lane < half; ++lane) {
+            lanes[lane] += lanes[lane + half];
+        }
+    }
+    return lanes[0];
+}
+#undef DOT
+#define DOT JOIN(dot, SET)
 
 /* The loops over attention, for each kind of element */
 #define ELEMENT float
@@ -82,6 +111,7 @@ static const pb_kvcache_priv_lanes SET = {
     .top = {JOIN(top_float, SET), JOIN(top_half, SET), JOIN(top_bfloat, SET)},
     .exps = {JOIN(exps_float, SET), JOIN(exps_half, SET), JOIN(exps_bfloat, SET)},
     .sums = {JOIN(sums_float, SET), JOIN(sums_half, SET), JOIN(sums_bfloat, SET)},
+    .dots = {JOIN(dots_float, SET), JOIN(dots_half, SET), JOIN(dots_bfloat, SET)},
     .convert = {JOIN(convert_float, SET), JOIN(convert_half, SET), JOIN(convert_bfloat, SET)},
     .add_scaled = NAME(add_scaled),
     .finite = NAME(finite),
@@ -95,6 +125,7 @@ static const pb_kvcache_priv_lanes SET = {
 };
 
 #undef NAME
+#undef DOT
 #undef JOIN
 #undef JOIN_
 #undef SET

@@ -17,6 +17,7 @@ _F32 = np.dtype(np.float32)
 _FLOATS = ffi.typeof("float[]")
 _FLAGS = ffi.typeof("uint8_t[]")
 _UINT32S = ffi.typeof("uint32_t[]")
+_UINT64S = ffi.typeof("uint64_t[]")
 _MOVES = ffi.typeof("pb_kvcache_slot_move[]")
 _NULL = ffi.NULL
 _OK: int = lib.PB_KVCACHE_OK
@@ -237,15 +238,19 @@ class Hold:
             turn += TOKEN
 
     @staticmethod
-    def move(address: int, size: int, cache_bytes: int, row_bytes: int, moves: npt.NDArray[np.uint32]) -> None:
+    def move(
+        address: int, size: int, row_bytes: int, offsets: npt.NDArray[np.uint64], moves: npt.NDArray[np.uint32]
+    ) -> None:
         """Do what :meth:`step` asked for, in keys or values on the processor.
 
         Parameters
         ----------
         address, size
-            Where a contiguous buffer ``(num_caches, slots, width)`` lies, and its bytes.
-        cache_bytes, row_bytes
-            Bytes of one cache's slots, and of one slot.
+            Where a contiguous buffer ``(rows, width)`` lies, and its bytes.
+        row_bytes
+            Bytes of one row.
+        offsets
+            The row of each cache's slot 0, uint64, shape ``(num_caches,)``.
         moves
             What :meth:`step` returned.
 
@@ -256,7 +261,8 @@ class Hold:
         """
         status = lib.pb_kvcache_hold_move(
             ffi.cast("void *", address),
-            cache_bytes,
+            ffi.from_buffer(_UINT64S, offsets),
+            len(offsets),
             row_bytes,
             row_bytes,
             size,
@@ -265,7 +271,7 @@ class Hold:
         )
         if status != _OK:
             raise ValueError(
-                f"moves: must lie within a buffer of {size} bytes, {cache_bytes} a cache, {row_bytes} a row"
+                f"moves: must be of one of {len(offsets)} caches and lie within {size} bytes in rows of {row_bytes}"
             )
 
     def _flags(self, joins: npt.ArrayLike) -> npt.NDArray[np.uint8]:

@@ -188,9 +188,9 @@ def test_refused_parameters_are_named(arguments, error, message):
         (lambda h: h.select([]), ValueError, "caches: must have at least one"),
         (lambda h: h.select([0, 2]), ValueError, r"caches\[1\] = 2: must be smaller than num_caches = 2"),
         (
-            lambda h: h.move(0, 0, 8, 4, np.array([[0, 1, 0]], np.uint32)),
+            lambda h: h.move(0, 0, 4, np.zeros(1, np.uint64), np.array([[0, 1, 0]], np.uint32)),
             ValueError,
-            "moves: must lie within a buffer of 0 bytes, 8 a cache",
+            "moves: must be of one of 1 caches and lie within 0 bytes in rows of 4",
         ),
     ],
 )
@@ -356,8 +356,9 @@ def test_the_way_for_other_devices_moves_the_same_rows():
     rows = torch.arange(2 * 3 * 5 * 4.0).view(2, 3, 5, 4)
     moves = np.array([[0, 4, 1], [3, 4, 0], [5, 2, 2]], np.uint32)
     native, other = rows.clone(), rows.clone()
-    _move(native, moves)
-    _move_rows(other, moves)
+    offsets = np.arange(6, dtype=np.uint64) * np.uint64(5)
+    _move(native, offsets, moves)
+    _move_rows(other, offsets, moves)
     assert torch.equal(native, other)
     assert torch.equal(native[0, 0, 1], rows[0, 0, 4])
     assert torch.equal(native[1, 0, 0], rows[1, 0, 4])
@@ -391,3 +392,41 @@ def test_decode_weights_are_the_models_attention_reduced_over_the_group(dtype, r
     torch.testing.assert_close(got.double(), expected, atol=1e-6, rtol=1e-5)
     assert got.dtype == torch.float32
     assert got.shape == (2, 3, 7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("reduce", ["mean", "max", "sum"])
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"sinks": True}])
+@pytest.mark.parametrize("apart", [False, True])
+def test_native_weights_are_those_of_torch(dtype, reduce, options, apart):
+    torch = pytest.importorskip("torch")
+    from pb_kvcache.transformers._selection import Scoring
+
+    torch.manual_seed(0)
+    counts, budgets = [90, 5], [[8, 3], [7, 6]]
+    holder = Layer(torch, counts, budgets).holder
+    heads, dim, slots = 2, 20, holder.slots
+    query = torch.randn(2, 6, 1, dim).to(getattr(torch, dtype))
+    buffer = torch.randn(2, heads, max(map(max, budgets)) + 1, dim).to(query.dtype)
+    are_tokens = np.array([True, False])
+    sinks = torch.randn(6) if "sinks" in options else None
+    scoring = Scoring(0.5, options.get("softcap"), sinks)
+    mask = holder.mask(are_tokens, buffer.device, 6)
+    expected = scoring.decode_weights(query, buffer[:, :, :slots], mask, reduce)
+    flat = buffer
+    if apart:  # every cache at a place of its own in one buffer, the last one first
+        offsets = np.array([[40, 21], [12, 0]])
+        flat = torch.zeros(60, dim).to(query.dtype)
+        for row in range(2):
+            for head in range(heads):
+                start = offsets[row, head]
+                flat[start : start + buffer.shape[2]] = buffer[row, head]
+        holder.lay_out(offsets)
+    got = torch.from_numpy(holder.weigh(flat, query, scoring, reduce, are_tokens)).view(2, heads, -1)
+    seen = mask.expand(2, 6, 1, slots)[:, ::3, 0]
+    torch.testing.assert_close(got[:, :, :slots][seen], expected[seen], atol=1e-6, rtol=1e-5)
+    flat[0] = torch.nan if apart else flat[0]
+    if apart:
+        with pytest.raises(ValueError, match=r"attention of a new token \(cache 3\): logits must not be NaN"):
+            holder.weigh(flat, query, scoring, reduce, are_tokens)
+    assert holder.weigh(flat.double(), query, scoring, reduce, are_tokens) is None

@@ -108,7 +108,11 @@ static void step(pair *p, input *in)
         }
     }
     if (status == PB_KVCACHE_OK) {
-        MUST(pb_kvcache_hold_move(p->rows, sizeof p->rows[0], sizeof p->rows[0][0], sizeof p->rows[0][0],
+        uint64_t offsets[sizeof p->rows / sizeof p->rows[0]];
+        for (size_t i = 0; i < sizeof offsets / sizeof *offsets; ++i) {
+            offsets[i] = i * (sizeof p->rows[0] / sizeof p->rows[0][0]);
+        }
+        MUST(pb_kvcache_hold_move(p->rows, offsets, p->num_caches, sizeof p->rows[0][0], sizeof p->rows[0][0],
                                   sizeof p->rows, moves, count)
              == PB_KVCACHE_OK);
     }

@@ -60,6 +60,7 @@
 #include "pb_kvcache/state.h"
 #include "pb_kvcache/hold.h"
 #include "pb_kvcache/select.h"
+#include "pb_kvcache/attention.h"
 #include "pb_kvcache/compact.h"
 #include "pb_kvcache/blocks.h"
 

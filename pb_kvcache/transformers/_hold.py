@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from .._decode_weights import DTYPES, DecodeWeights
 from .._hold import Hold
 
 if TYPE_CHECKING:
     from ._budgets import Budgets
+    from ._selection import Scoring
+
+_DTYPES = {getattr(torch, name): name for name in DTYPES}
 
 
 class Holder:
     """The caches of one layer, one for each sequence and KV head, over the rows of the layer's buffers.
 
-    A cache that holds ``c`` positions has them in its slots ``0 .. c-1``, in any order: keys carry their rotation with
+    The buffers are contiguous, ``(batch, kv_heads, capacity, head_dim)``, or of any shape whose rows are `head_dim`
+    elements. Slot ``s`` of a cache is the row ``offset + s`` of the flat buffer, ``(rows, head_dim)``: see
+    :meth:`lay_out`. A cache that holds ``c`` positions has them in its slots ``0 .. c-1``, in any order: keys carry their rotation with
     them. The next token goes to slot ``c``. Once its budget is full the victim's slot takes the newest row over, so a
     step moves one row per cache and nothing else.
 
@@ -54,10 +60,30 @@ class Holder:
                 count = int(counts[row, head])
                 self._hold.seed(row * shape[1] + head, held[row, head, :count], rows[head][:, :count])
         self._set_counts(counts)
+        self._rectangle = 0
+        self._offsets = np.empty(0, np.uint64)
+        self._weigh: DecodeWeights | None = None
+
+    def lay_out(self, offsets: npt.NDArray[np.integer[Any]]) -> None:
+        """Say in which row of the flat buffers each cache's slot 0 is, ``(batch, kv_heads)``. Then they need not be
+        equally far apart."""
+        self._rectangle = 0
+        self._offsets = np.ascontiguousarray(offsets, np.uint64).ravel()
+        self._weigh = None
+
+    def _rows_of(self, buffer: torch.Tensor) -> npt.NDArray[np.uint64]:
+        """Return the row of each cache's slot 0: as laid out, or of caches of equal room."""
+        if len(self._offsets) == self._counts.size and self._rectangle in (0, buffer.shape[-2]):
+            return self._offsets
+        self._rectangle = buffer.shape[-2]
+        self._offsets = np.arange(self._counts.size, dtype=np.uint64) * np.uint64(self._rectangle)
+        self._weigh = None
+        return self._offsets
 
     def _set_counts(self, counts: npt.NDArray[np.int64]) -> None:
         """Note what every cache holds, ``(batch, kv_heads)``, and what follows from it at every step."""
         self._counts = counts
+        self._seen = (counts + 1).astype(np.uint32).ravel()  # slots that a new token's queries see
         self._most = int(counts.max())
         self._even = bool((counts == self._most).all())
         self._full = bool((counts == self._budgets).all())
@@ -81,11 +107,11 @@ class Holder:
         self, key_buffer: torch.Tensor, value_buffer: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> None:
         """Write a new token, ``(batch, kv_heads, 1, head_dim)``, to every cache's spare slot."""
-        if self._even:
+        if self._even and key_buffer.dim() == key.dim():
             key_buffer.narrow(2, self._most, 1).copy_(key)
             value_buffer.narrow(2, self._most, 1).copy_(value)
             return
-        starts = np.arange(self._counts.size) * key_buffer.shape[2]
+        starts = self._rows_of(key_buffer).astype(np.int64)
         target = torch.as_tensor(starts + self._counts.ravel(), device=key_buffer.device)
         for buffer, new in ((key_buffer, key), (value_buffer, value)):
             buffer.view(-1, buffer.shape[-1]).index_copy_(0, target, new.reshape(-1, new.shape[-1]).to(buffer.dtype))
@@ -116,6 +142,41 @@ class Holder:
         index = torch.as_tensor(order.reshape(batch, kv_heads, -1), device=weights.device)
         return weights.gather(-1, index.repeat_interleave(weights.shape[1] // kv_heads, dim=1)[:, :, None])
 
+    def weigh(
+        self,
+        key_buffer: torch.Tensor,
+        query: torch.Tensor,
+        scoring: Scoring,
+        reduce: str,
+        are_tokens: npt.NDArray[np.bool_] | None,
+    ) -> npt.NDArray[np.float32] | None:
+        """Return what the new token gave to every slot, ``(batch * kv_heads, slots)``, each group of heads reduced.
+
+        On the processor, from `query` ``(batch, q_heads, 1, head_dim)`` and the keys. None where that is not the place,
+        or the two are not of one type: :meth:`Scoring.decode_weights` then does the same. Overwritten by the next call.
+        """
+        if key_buffer.device.type != "cpu" or query.dtype != key_buffer.dtype or query.dtype not in _DTYPES:
+            return None
+        offsets = self._rows_of(key_buffer)
+        if self._weigh is None:
+            sinks = scoring.sinks
+            self._weigh = DecodeWeights(
+                offsets,
+                int(self._budgets.max()) + 1,
+                group=query.shape[1] // self._counts.shape[1],
+                head_dim=query.shape[-1],
+                dtype=_DTYPES[query.dtype],
+                scale=scoring.scale,
+                softcap=scoring.softcap,
+                sinks=None if sinks is None else sinks.float().cpu().numpy(),
+                reduce=reduce,
+            )
+        seen = self._seen
+        if are_tokens is not None:
+            seen = (self._counts + are_tokens[:, None]).astype(np.uint32).ravel()
+        query = query.contiguous()
+        return self._weigh(query.data_ptr(), key_buffer.data_ptr(), key_buffer.numel(), seen)
+
     def step(
         self,
         key_buffer: torch.Tensor,
@@ -126,14 +187,15 @@ class Holder:
     ) -> None:
         """Show the caches what the new token at `column` attended to, and let the victims' slots go to it.
 
-        `weights` is ``(batch, kv_heads, slots)``, its own slot included.
+        `weights` is ``(batch, kv_heads, slots)`` or ``(batch * kv_heads, slots)``, its own slot included.
         """
         heads = self._counts.shape[1]
         joins = None if are_tokens is None else are_tokens.repeat(heads)
-        moves = self._hold.step(column, weights.reshape(self._counts.size, -1), joins)
+        moves = self._hold.step(column, weights.reshape(self._counts.size, weights.shape[-1]), joins)
         if len(moves):
-            _move(key_buffer, moves)
-            _move(value_buffer, moves)
+            offsets = self._rows_of(key_buffer)
+            _move(key_buffer, offsets, moves)
+            _move(value_buffer, offsets, moves)
         if not self._full:
             new = 1 if are_tokens is None else are_tokens[:, None]
             self._set_counts(np.minimum(self._counts + new, self._budgets))
@@ -152,6 +214,9 @@ class Holder:
         twin._budgets = self._budgets[rows]
         twin._hold = self._hold.select((np.asarray(rows)[:, None] * heads + np.arange(heads)).ravel())
         twin._set_counts(self._counts[rows])
+        twin._rectangle = 0
+        twin._offsets = np.empty(0, np.uint64)
+        twin._weigh = None
         return twin
 
     def copy(self) -> Holder:
@@ -159,23 +224,21 @@ class Holder:
         return self.select(np.arange(len(self._counts)))
 
 
-def _move(buffer: torch.Tensor, moves: npt.NDArray[np.uint32]) -> None:
-    """Copy rows of a contiguous buffer ``(batch, kv_heads, capacity, head_dim)`` as the caches ask for."""
+def _move(buffer: torch.Tensor, offsets: npt.NDArray[np.uint64], moves: npt.NDArray[np.uint32]) -> None:
+    """Copy rows of a contiguous buffer as the caches ask for, whose slots begin at the rows `offsets`."""
     if buffer.device.type != "cpu":
-        _move_rows(buffer, moves)
+        _move_rows(buffer, offsets, moves)
         return
     # Four calls of torch for a few rows take as long as the policies do.
-    _, head, row, _ = (stride * buffer.itemsize for stride in buffer.stride())
-    Hold.move(buffer.data_ptr(), buffer.nbytes, head, row, moves)
+    Hold.move(buffer.data_ptr(), buffer.nbytes, buffer.shape[-1] * buffer.itemsize, offsets, moves)
 
 
-def _move_rows(buffer: torch.Tensor, moves: npt.NDArray[np.uint32]) -> None:
+def _move_rows(buffer: torch.Tensor, offsets: npt.NDArray[np.uint64], moves: npt.NDArray[np.uint32]) -> None:
     """Do the same with torch, on any device."""
-    capacity, width = buffer.shape[2:]
     rows = moves.T.astype(np.int64)
-    rows[1:] += rows[0] * capacity
+    rows[1:] += offsets.astype(np.int64)[rows[0]]
     _, source, target = torch.as_tensor(rows, device=buffer.device).unbind()
-    matrix = buffer.view(-1, width)
+    matrix = buffer.view(-1, buffer.shape[-1])
     matrix.index_copy_(0, target, matrix.index_select(0, source))
 
 

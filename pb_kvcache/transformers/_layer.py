@@ -277,10 +277,11 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             if own_weights is not None:
                 rows.append(self._holder.ascending(own_weights.detach()))
             with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-                weights = scoring.decode_weights(query_one.detach(), held, mask, self.budgets.reduce)
-                self._holder.step(
-                    self._key_buffer, self._value_buffer, first + token, weights.cpu().numpy(), are_tokens
-                )
+                asked = query_one.detach()
+                weights = self._holder.weigh(self._key_buffer, asked, scoring, self.budgets.reduce, are_tokens)
+                if weights is None:
+                    weights = scoring.decode_weights(asked, held, mask, self.budgets.reduce).cpu().numpy()
+                self._holder.step(self._key_buffer, self._value_buffer, first + token, weights, are_tokens)
         self.length = self._holder.length
         self._show()
         most = max((row.shape[-1] for row in rows), default=0)

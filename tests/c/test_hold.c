@@ -205,23 +205,34 @@ static void test_move(void)
         ((float *)rows)[i] = (float)i;
     }
     const size_t row = sizeof rows[0][0];
+    const uint64_t offsets[CACHES] = {0, 3, 6, 9};
+    const uint64_t uneven[2] = {0, 7};
     const pb_kvcache_slot_move moves[3] = {{1, 2, 0}, {3, 2, 1}, {3, 1, 1}};
-    CHECK(pb_kvcache_hold_move(rows, 3 * row, row, row, sizeof rows, moves, 3) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_hold_move(rows, offsets, CACHES, row, row, sizeof rows, moves, 3) == PB_KVCACHE_OK);
     CHECK(rows[1][0][0] == 10.0f && rows[1][0][1] == 11.0f && rows[1][2][1] == 11.0f && rows[1][1][0] == 8.0f);
     CHECK(rows[3][1][0] == 22.0f && rows[3][1][1] == 23.0f && rows[0][0][0] == 0.0f && rows[2][2][1] == 17.0f);
-    CHECK(pb_kvcache_hold_move(NULL, 3 * row, row, row, 0, NULL, 0) == PB_KVCACHE_OK);
-    CHECK(pb_kvcache_hold_move(NULL, 3 * row, row, row, sizeof rows, moves, 1) == PB_KVCACHE_ERROR_NULL);
-    CHECK(pb_kvcache_hold_move(rows, 3 * row, row, row, sizeof rows, NULL, 1) == PB_KVCACHE_ERROR_NULL);
-    /* The second move is outside: the first is not done. Nor where a product does not fit. */
+    /* Caches of unlike room: row 7 + 1 goes to row 7 + 0. Half a row is moved where half a row is asked for. */
+    const pb_kvcache_slot_move one = {1, 1, 0};
+    CHECK(pb_kvcache_hold_move(rows, uneven, 2, row, row / 2, sizeof rows, &one, 1) == PB_KVCACHE_OK);
+    CHECK(rows[2][1][0] == 16.0f && rows[2][1][1] == 15.0f);
+    CHECK(pb_kvcache_hold_move(NULL, NULL, 0, row, row, 0, NULL, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_hold_move(NULL, offsets, CACHES, row, row, sizeof rows, moves, 1) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_hold_move(rows, NULL, CACHES, row, row, sizeof rows, moves, 1) == PB_KVCACHE_ERROR_NULL);
+    CHECK(pb_kvcache_hold_move(rows, offsets, CACHES, row, row, sizeof rows, NULL, 1) == PB_KVCACHE_ERROR_NULL);
+    /* The second move is of no cache or outside: the first is not done. Nor where a product or a sum does not fit. */
+    const pb_kvcache_slot_move nobody[2] = {{0, 2, 0}, {2, 2, 0}};
     const pb_kvcache_slot_move outside[2] = {{0, 2, 0}, {3, 3, 0}};
     const pb_kvcache_slot_move far[2] = {{0, 2, 0}, {3, 0, UINT32_MAX}};
-    CHECK(pb_kvcache_hold_move(rows, 3 * row, row, row, sizeof rows, outside, 2) == PB_KVCACHE_ERROR_CAPACITY);
-    CHECK(pb_kvcache_hold_move(rows, 3 * row, row, row, sizeof rows, far, 2) == PB_KVCACHE_ERROR_CAPACITY);
-    CHECK(pb_kvcache_hold_move(rows, SIZE_MAX, row, row, sizeof rows, moves, 1) == PB_KVCACHE_ERROR_CAPACITY);
-    CHECK(pb_kvcache_hold_move(rows, SIZE_MAX / 3, row, row, sizeof rows, moves + 1, 1) == PB_KVCACHE_ERROR_CAPACITY);
-    CHECK(pb_kvcache_hold_move(rows, 0, SIZE_MAX, row, sizeof rows, moves, 1) == PB_KVCACHE_ERROR_CAPACITY);
-    CHECK(pb_kvcache_hold_move(rows, SIZE_MAX, 1, row, sizeof rows, moves, 1) == PB_KVCACHE_ERROR_CAPACITY);
-    CHECK(pb_kvcache_hold_move(rows, SIZE_MAX - 2, 1, 1, sizeof rows, moves, 1) == PB_KVCACHE_ERROR_CAPACITY);
+    const uint64_t wide[CACHES] = {0, UINT64_MAX, 0, SIZE_MAX - 1};
+    CHECK(pb_kvcache_hold_move(rows, offsets, 2, row, row, sizeof rows, nobody, 2) == PB_KVCACHE_ERROR_CACHE);
+    CHECK(pb_kvcache_hold_move(rows, offsets, CACHES, row, row, sizeof rows, outside, 2) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(pb_kvcache_hold_move(rows, offsets, CACHES, row, row, sizeof rows, far, 2) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(pb_kvcache_hold_move(rows, wide, CACHES, row, row, sizeof rows, moves, 1) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(pb_kvcache_hold_move(rows, wide, CACHES, row, row, sizeof rows, moves + 1, 1) == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(pb_kvcache_hold_move(rows, offsets, CACHES, SIZE_MAX, row, sizeof rows, moves, 1)
+          == PB_KVCACHE_ERROR_CAPACITY);
+    CHECK(pb_kvcache_hold_move(rows, offsets, CACHES, 1, SIZE_MAX, sizeof rows, moves, 1)
+          == PB_KVCACHE_ERROR_CAPACITY);
     CHECK(rows[0][0][0] == 0.0f);
 }
 
@@ -280,7 +291,8 @@ static void test_against_policies(uint32_t recent_window)
         CHECK(pb_kvcache_hold_step(hold, next, joins, observed ? &by_slot[0][0] : NULL, MOST, CACHES * MOST, moves,
                                    CACHES, &count)
               == PB_KVCACHE_OK);
-        CHECK(pb_kvcache_hold_move(rows, sizeof rows[0], sizeof rows[0][0], sizeof rows[0][0], sizeof rows, moves,
+        const uint64_t offsets[CACHES] = {0, MOST, 2 * MOST, 3 * MOST};
+        CHECK(pb_kvcache_hold_move(rows, offsets, CACHES, sizeof rows[0][0], sizeof rows[0][0], sizeof rows, moves,
                                    count)
               == PB_KVCACHE_OK);
         for (uint32_t cache = 0; cache < CACHES; ++cache) {

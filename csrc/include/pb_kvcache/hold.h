@@ -135,19 +135,21 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_hold_step_check(const pb_kvcache_hol
 /*
  * Do what a step's moves ask for, in the rows of K or of V.
  *
- *   rows          row `slot` of cache c is the row_bytes bytes from rows + c * cache_stride + slot * row_stride
- *   cache_stride  bytes from one cache's rows to the next one's
- *   row_stride    bytes from one row to the next one
- *   row_bytes     bytes of a row
- *   capacity      how many bytes `rows` holds
- *   moves         what a step gave, for example; done in that order
- *   num_moves     how many there are
+ *   rows        row `slot` of cache c is the row_bytes bytes from rows + (offsets[c] + slot) * row_stride
+ *   offsets     num_caches rows: where each cache's slot 0 is. Caches of one room each: c * room
+ *   num_caches  how many there are
+ *   row_stride  bytes from one row to the next one
+ *   row_bytes   bytes of a row
+ *   capacity    how many bytes `rows` holds
+ *   moves       what a step gave, for example; done in that order
+ *   num_moves   how many there are
  *
- * PB_KVCACHE_ERROR_NULL. _CAPACITY where a move is not within `rows`: nothing has changed.
+ * PB_KVCACHE_ERROR_NULL. _CACHE where a move is of none of the caches, _CAPACITY where it is not within `rows`: nothing
+ * has changed.
  */
-PB_KVCACHE_API pb_kvcache_status pb_kvcache_hold_move(void *rows, size_t cache_stride, size_t row_stride,
-                                                      size_t row_bytes, size_t capacity, const pb_kvcache_slot_move *moves,
-                                                      size_t num_moves);
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_hold_move(void *rows, const uint64_t *offsets, uint32_t num_caches,
+                                                      size_t row_stride, size_t row_bytes, size_t capacity,
+                                                      const pb_kvcache_slot_move *moves, size_t num_moves);
 
 /* How many caches there are; 0 for NULL. */
 PB_KVCACHE_API uint32_t pb_kvcache_hold_num_caches(const pb_kvcache_hold *hold);
