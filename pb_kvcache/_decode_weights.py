@@ -85,7 +85,7 @@ class DecodeWeights:
     def __call__(
         self, queries: int, keys: int, key_elements: int, counts: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.float32]:
-        """Return the weights, shape ``(num_caches, slots)``: the first ``counts[c]`` of row ``c``. Overwritten next time.
+        """Return the weights, ``(num_caches, slots)``: the first ``counts[c]`` of row ``c``. Overwritten next time.
 
         Parameters
         ----------

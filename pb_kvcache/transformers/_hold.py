@@ -23,7 +23,9 @@ class Holder:
 
     The buffers are contiguous, ``(batch, kv_heads, capacity, head_dim)``, or of any shape whose rows are `head_dim`
     elements. Slot ``s`` of a cache is the row ``offset + s`` of the flat buffer, ``(rows, head_dim)``: see
-    :meth:`lay_out`. A cache that holds ``c`` positions has them in its slots ``0 .. c-1``, in any order: keys carry their rotation with
+    :meth:`lay_out`.
+
+    A cache that holds ``c`` positions has them in its slots ``0 .. c-1``, in any order: keys carry their rotation with
     them. The next token goes to slot ``c``. Once its budget is full the victim's slot takes the newest row over, so a
     step moves one row per cache and nothing else.
 
@@ -63,10 +65,10 @@ class Holder:
         self._rectangle = 0
         self._offsets = np.empty(0, np.uint64)
         self._weigh: DecodeWeights | None = None
+        self._views: tuple[Any, ...] | None = None
 
     def lay_out(self, offsets: npt.NDArray[np.integer[Any]]) -> None:
-        """Say in which row of the flat buffers each cache's slot 0 is, ``(batch, kv_heads)``. Then they need not be
-        equally far apart."""
+        """Say in which row of the flat buffers each cache's slot 0 is, ``(batch, kv_heads)``: not equally far apart."""
         self._rectangle = 0
         self._offsets = np.ascontiguousarray(offsets, np.uint64).ravel()
         self._weigh = None
@@ -105,16 +107,32 @@ class Holder:
 
     def place(
         self, key_buffer: torch.Tensor, value_buffer: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> None:
-        """Write a new token, ``(batch, kv_heads, 1, head_dim)``, to every cache's spare slot."""
-        if self._even and key_buffer.dim() == key.dim():
-            key_buffer.narrow(2, self._most, 1).copy_(key)
-            value_buffer.narrow(2, self._most, 1).copy_(value)
-            return
-        starts = self._rows_of(key_buffer).astype(np.int64)
-        target = torch.as_tensor(starts + self._counts.ravel(), device=key_buffer.device)
-        for buffer, new in ((key_buffer, key), (value_buffer, value)):
-            buffer.view(-1, buffer.shape[-1]).index_copy_(0, target, new.reshape(-1, new.shape[-1]).to(buffer.dtype))
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a new token, ``(batch, kv_heads, 1, head_dim)``, to every cache's spare slot.
+
+        Returns the slots that the step reads, of keys and of values, ``(batch, kv_heads, slots, head_dim)``.
+        """
+        views = self._views
+        if views is None or views[0] is not key_buffer or views[1] is not value_buffer or views[2] != self._most:
+            # A narrow() costs as much as the copy. Once the budgets are full they are the same at every step.
+            views = (
+                key_buffer,
+                value_buffer,
+                self._most,
+                *(buffer.narrow(2, self._most, 1) for buffer in (key_buffer, value_buffer)),
+                *(buffer.narrow(2, 0, self.slots) for buffer in (key_buffer, value_buffer)),
+            )
+            self._views = views
+        if self._even:
+            views[3].copy_(key)
+            views[4].copy_(value)
+        else:
+            starts = self._rows_of(key_buffer).astype(np.int64)
+            target = torch.as_tensor(starts + self._counts.ravel(), device=key_buffer.device)
+            for buffer, new in ((key_buffer, key), (value_buffer, value)):
+                flat = buffer.view(-1, buffer.shape[-1])
+                flat.index_copy_(0, target, new.reshape(-1, new.shape[-1]).to(buffer.dtype))
+        return views[5], views[6]
 
     def mask(self, are_tokens: npt.NDArray[np.bool_] | None, device: torch.device, q_heads: int) -> torch.Tensor | None:
         """Return which slots the new token sees, ``(batch, 1 or q_heads, 1, slots)``. None for all.
@@ -217,6 +235,7 @@ class Holder:
         twin._rectangle = 0
         twin._offsets = np.empty(0, np.uint64)
         twin._weigh = None
+        twin._views = None
         return twin
 
     def copy(self) -> Holder:

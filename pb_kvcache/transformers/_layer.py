@@ -252,41 +252,60 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Attend token by token: the policies see every step, so several tokens equal one at a time."""
         assert self._incoming is not None
         assert self._holder is not None
-        assert self._key_buffer is not None
-        assert self._value_buffer is not None
         keys, values = self._incoming
         self._incoming = None
         new = query.shape[-2]
-        first = self.seen - new
-        outputs = []
-        rows: list[torch.Tensor] = []  # the model's own weights, where its arithmetic gives them
-        for token in range(new):
-            query_one, key_one, value_one = (
-                states if new == 1 else states.narrow(2, token, 1) for states in (query, keys, values)
-            )
-            are_tokens = None if padding is None else padding[:, first + token].cpu().numpy()
-            with torch.no_grad():
-                self._holder.place(self._key_buffer, self._value_buffer, key_one, value_one)
-                slots = self._holder.slots
-                mask = self._holder.mask(are_tokens, query.device, query.shape[1])
-                held, held_values = (buffer.narrow(2, 0, slots) for buffer in (self._key_buffer, self._value_buffer))
-                if query.requires_grad:  # the next token writes into what backward reads
-                    held, held_values = held.clone(), held_values.clone()
-            result, own_weights = attend(query_one, held, held_values, mask)
-            outputs.append(result)
-            if own_weights is not None:
-                rows.append(self._holder.ascending(own_weights.detach()))
-            with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-                asked = query_one.detach()
-                weights = self._holder.weigh(self._key_buffer, asked, scoring, self.budgets.reduce, are_tokens)
-                if weights is None:
-                    weights = scoring.decode_weights(asked, held, mask, self.budgets.reduce).cpu().numpy()
-                self._holder.step(self._key_buffer, self._value_buffer, first + token, weights, are_tokens)
-        self.length = self._holder.length
-        self._show()
+        if new == 1:
+            output, row = self._hold_token(attend, query, keys, values, self.seen - 1, padding, scoring)
+            outputs, rows = [output], [] if row is None else [row]
+        else:
+            outputs, rows = [], []
+            for token in range(new):
+                states = (tensor.narrow(2, token, 1) for tensor in (query, keys, values))
+                output, row = self._hold_token(attend, *states, self.seen - new + token, padding, scoring)
+                outputs.append(output)
+                rows += [] if row is None else [row]
+        if self.length != self._holder.length or self.keys is None:
+            self.length = self._holder.length
+            self._show()
         most = max((row.shape[-1] for row in rows), default=0)
         rows = [torch.nn.functional.pad(row, (0, most - row.shape[-1])) for row in rows]
-        return torch.cat(outputs, dim=1), torch.cat(rows, dim=2) if rows else None
+        output = outputs[0] if new == 1 else torch.cat(outputs, dim=1)
+        return output, torch.cat(rows, dim=2) if rows else None
+
+    def _hold_token(
+        self,
+        attend: Attend,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        column: int,
+        padding: torch.Tensor | None,
+        scoring: Scoring,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend with the one token at `column`, then show the policies what it attended to.
+
+        Returns the output, and the model's own weights where its arithmetic gives them.
+        """
+        holder, key_buffer, value_buffer = self._holder, self._key_buffer, self._value_buffer
+        assert holder is not None
+        assert key_buffer is not None
+        assert value_buffer is not None
+        are_tokens = None if padding is None else padding[:, column].cpu().numpy()
+        with torch.no_grad():
+            held, held_values = holder.place(key_buffer, value_buffer, key, value)
+            mask = holder.mask(are_tokens, query.device, query.shape[1])
+            if query.requires_grad:  # the next token writes into what backward reads
+                held, held_values = held.clone(), held_values.clone()
+        output, row = attend(query, held, held_values, mask)
+        if row is not None:
+            row = holder.ascending(row.detach())
+        weights = holder.weigh(key_buffer, query, scoring, self.budgets.reduce, are_tokens)
+        if weights is None:
+            with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+                weights = scoring.decode_weights(query.detach(), held, mask, self.budgets.reduce).cpu().numpy()
+        holder.step(key_buffer, value_buffer, column, weights, are_tokens)
+        return output, row
 
     # ---- the prompt ----
 
