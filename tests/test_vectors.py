@@ -63,6 +63,8 @@ ANSWERS = {
     "select": "kept",
     "compact": "front",
     "blocks": "freed",
+    "hold": "slots",
+    "decode_weights": "weights",
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import blocks, budget, divide, plan, policy, select, stack
+from . import blocks, budget, divide, hold, plan, policy, select, stack
 
 #: By kind: what runs a case, and raises AssertionError where it fails.
 RUNNERS: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -24,6 +24,8 @@ RUNNERS: dict[str, Callable[[dict[str, Any]], None]] = {
     "select": select.run,
     "compact": select.run_compact,
     "blocks": blocks.run,
+    "hold": hold.run,
+    "decode_weights": hold.run_decode_weights,
     "stack": stack.run,
     "stack_refusal": stack.run_refusal,
 }

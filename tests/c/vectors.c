@@ -21,6 +21,8 @@ static const struct {
     {"select", vectors_select},
     {"compact", vectors_compact},
     {"blocks", vectors_blocks},
+    {"hold", vectors_hold},
+    {"decode_weights", vectors_decode_weights},
     {"stack", vectors_stack},
     {"stack_refusal", vectors_stack_refusal},
 };
@@ -118,6 +120,7 @@ pb_kvcache_status vectors_status(const json *name)
         {"index", PB_KVCACHE_ERROR_INDEX},
         {"sinks", PB_KVCACHE_ERROR_SINKS},
         {"block_size", PB_KVCACHE_ERROR_BLOCK_SIZE},
+        {"cache", PB_KVCACHE_ERROR_CACHE},
     };
     if (json_is_null(name) || strcmp(json_string(name), "ok") == 0) {
         return PB_KVCACHE_OK;

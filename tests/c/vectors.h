@@ -20,6 +20,8 @@ vectors_run vectors_stack_refusal;
 vectors_run vectors_select; /* vectors_select.c */
 vectors_run vectors_compact;
 vectors_run vectors_blocks; /* vectors_blocks.c */
+vectors_run vectors_hold;   /* vectors_hold.c */
+vectors_run vectors_decode_weights;
 
 /* Say why the case failed. Returns false, so that a runner can return it. */
 bool vectors_fail(const char *format, ...);

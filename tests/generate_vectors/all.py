@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from . import baselines, blocks, budget, divide, engines, plan, policies, select, stack
+from . import baselines, blocks, budget, divide, engines, hold, plan, policies, select, stack
 
-MODULES = (baselines, blocks, budget, divide, engines, plan, policies, select, stack)
+MODULES = (baselines, blocks, budget, divide, engines, hold, plan, policies, select, stack)
 
 
 def text(content: dict[str, Any]) -> str:
