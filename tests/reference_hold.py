@@ -1,4 +1,4 @@
-"""Caches in slots and the attention of one token, stated a second time: lists of slots, numpy operation by operation."""
+"""Caches in slots and the attention of one token, a second time: lists of slots, one numpy operation after the other."""
 
 from __future__ import annotations
 

@@ -261,8 +261,9 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         else:
             outputs, rows = [], []
             for token in range(new):
-                states = (tensor.narrow(2, token, 1) for tensor in (query, keys, values))
-                output, row = self._hold_token(attend, *states, self.seen - new + token, padding, scoring)
+                one_query, key, value = (tensor.narrow(2, token, 1) for tensor in (query, keys, values))
+                column = self.seen - new + token
+                output, row = self._hold_token(attend, one_query, key, value, column, padding, scoring)
                 outputs.append(output)
                 rows += [] if row is None else [row]
         if self.length != self._holder.length or self.keys is None:
