@@ -51,6 +51,15 @@ def main() -> int:
 
         return step
 
+    def flat() -> Callable[[int], None]:
+        stack = filled()
+
+        def step(pos: int) -> None:
+            stack.on_decode_step(pos, table)
+            stack.evict_flat()
+
+        return step
+
     def in_c() -> Callable[[int], None]:
         stack = filled()
         native = stack._stack
@@ -81,6 +90,7 @@ def main() -> int:
         "C calls": in_c(),
         "PyramidStack, list of arrays": in_python(vectors),
         "PyramidStack, 2-D array": in_python(table),
+        "PyramidStack, 2-D array, flat": flat(),
         f"{layers} PyramidKV objects": apart(),
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}

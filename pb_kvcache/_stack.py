@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,8 +13,10 @@ import numpy.typing as npt
 from ._busy import TOKEN, in_turn, new_turn, refuse
 from ._checks import UINT32_MAX, float32_array, natural, positive, uint32, uint32_array
 from ._errors import CacheFullError, status_text
+from ._head_plan import HeadPlan
 from ._native import ffi, lib
 from ._options import ROW_SETS, RowSet, choice
+from ._plan_file import load_plan
 from ._policy import (
     LayerCache,
     bad_weight,
@@ -74,7 +77,8 @@ class PyramidStack:
     Parameters
     ----------
     num_layers
-        Layers of the model, greater than 0 and at most 65536.
+        Layers of the model, greater than 0 and at most 65536. None with a plan: as many as it has (with a head plan
+        layers times heads).
     budget
         Positions kept per layer on average, greater than 0. Not used with `plan`.
     pyramid_ratio
@@ -82,9 +86,10 @@ class PyramidStack:
     recent_window, obs_window, pool_kernel, spare, max_rollback
         As for :class:`SnapKV`, the same for every layer.
     plan
-        The layers' budgets: a ``LayerPlan``, or anything else with `budgets`, or a sequence of `num_layers` integers.
-        Each must be greater than `recent_window`: a layer that could drop nothing would keep more than was planned.
-        None: PyramidKV's shares of `budget`.
+        The layers' budgets: a ``LayerPlan``, or anything else with `budgets`, or a sequence of `num_layers` integers,
+        or the path of a plan file. Each must be greater than `recent_window`: a layer that could drop nothing would
+        keep more than was planned. A :class:`HeadPlan` makes a cache for every KV head: "layers" then are the caches, the
+        heads of the model's first layer first, and :meth:`head` finds one. None: PyramidKV's shares of `budget`.
 
     Raises
     ------
@@ -115,8 +120,10 @@ class PyramidStack:
         "_evict",
         "_layers",
         "_lengths",
+        "_num_heads",
         "_num_layers",
         "_offsets",
+        "_one_each",
         "_params",
         "_plan",
         "_pointers",
@@ -127,7 +134,7 @@ class PyramidStack:
 
     def __init__(
         self,
-        num_layers: int,
+        num_layers: int | None = None,
         budget: int = 512,
         pyramid_ratio: int = 4,
         recent_window: int = 32,
@@ -137,6 +144,11 @@ class PyramidStack:
         spare: int = 0,
         max_rollback: int = 0,
     ) -> None:
+        budgets = None if plan is None else _planned(plan)
+        if num_layers is None:
+            if budgets is None:
+                raise TypeError("num_layers: is needed where there is no plan")
+            num_layers = budgets.size
         #: In the order of the C struct.
         self._params = {
             "num_layers": uint32("num_layers", num_layers),
@@ -152,14 +164,16 @@ class PyramidStack:
         self._num_layers = self._params["num_layers"]
         if self._num_layers > _MAX_LAYERS:
             raise ValueError(f"num_layers = {self._num_layers}: must be at most {_MAX_LAYERS}")
-        budgets = None
         planned = _NULL
-        if plan is not None:
-            budgets = uint32_array("plan", getattr(plan, "budgets", plan), 1)
-            if len(budgets) != self._num_layers:
+        self._num_heads = 1
+        if budgets is not None:
+            if budgets.size != self._num_layers:
+                heads = "" if budgets.ndim == 1 else f" ({budgets.shape[0]} layers of {budgets.shape[1]} heads)"
                 raise ValueError(
-                    f"plan: has {len(budgets)} budgets, must have one for each of the {self._num_layers} layers"
+                    f"plan: has {budgets.size} budgets{heads}, must have one for each of the {self._num_layers} layers"
                 )
+            self._num_heads = 1 if budgets.ndim == 1 else budgets.shape[1]
+            budgets = budgets.ravel()
             planned = ffi.from_buffer(_UINT32S, budgets)
         params = ffi.new("pb_kvcache_stack_params *", self._params)
         layer = ffi.new("uint32_t *")
@@ -178,6 +192,7 @@ class PyramidStack:
         self._pointers = ffi.new("float *[]", self._num_layers)
         self._lengths = ffi.new("size_t[]", self._num_layers)
         self._offsets = ffi.new("size_t[]", self._num_layers + 1)
+        self._one_each = np.arange(self._num_layers + 1, dtype=np.uintp)
 
     def _refusal(self, status: int, layer: int, budgets: npt.NDArray[np.uint32] | None) -> str:
         """Return the message for a refused creation: the parameter, its value and the rule."""
@@ -221,6 +236,27 @@ class PyramidStack:
         ``memory_bytes``.
         """
         return self._layers
+
+    def head(self, layer: int, head: int) -> StackLayer:
+        """Return the cache of one KV head, to be read: of a stack that was made from a :class:`HeadPlan`.
+
+        Parameters
+        ----------
+        layer, head
+            The model's layer and its KV head, from 0.
+
+        Raises
+        ------
+        ValueError
+            There is no such layer or head.
+        """
+        number, heads = uint32("layer", layer), self._num_heads
+        which = uint32("head", head)
+        if number >= self._num_layers // heads:
+            raise ValueError(f"layer = {number}: must be smaller than {self._num_layers // heads}")
+        if which >= heads:
+            raise ValueError(f"head = {which}: must be smaller than {heads}")
+        return self._layers[number * heads + which]
 
     @property
     def plan(self) -> Any:
@@ -373,6 +409,30 @@ class PyramidStack:
         finally:
             turn += TOKEN
 
+    def evict_flat(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
+        """Do what :meth:`evict` does, without an array for each layer: for stacks of many small caches.
+
+        Returns
+        -------
+        victims : numpy.ndarray
+            The positions that the layers dropped, layer after layer, uint32, ascending within each.
+        offsets : numpy.ndarray
+            Where each layer's begin, and at the end how many there are, uint64, shape ``(num_layers + 1,)``.
+        """
+        turn = self._turn
+        try:
+            del turn[0]
+        except IndexError:
+            refuse(self)
+        try:
+            victims = np.empty(lib.pb_kvcache_stack_evict_count(self._stack), np.uint32)
+            self._evict(
+                self._stack, ffi.from_buffer(_UINT32S, victims), len(victims), self._offsets, self._num_layers + 1
+            )
+            return victims, np.frombuffer(ffi.buffer(self._offsets), np.uintp).astype(np.uint64)
+        finally:
+            turn += TOKEN
+
     def evict_count(self, multiple_of: int = 1) -> int:
         """Return how many positions :meth:`evict_rows`, or :meth:`evict`, would drop now, over all layers."""
         rows = positive("multiple_of", multiple_of)
@@ -435,6 +495,11 @@ class PyramidStack:
 
     def _split(self, positions: npt.NDArray[np.uint32]) -> list[npt.NDArray[np.uint32]]:
         """Cut the layers' positions apart at the offsets that a call has just written."""
+        layers = self._num_layers
+        if len(positions) == layers:  # mostly one each: its rows, which take half the time to make
+            offsets = np.frombuffer(ffi.buffer(self._offsets), np.uintp)
+            if np.array_equal(offsets, self._one_each):
+                return list(positions.reshape(layers, 1))
         return [positions[start:end] for start, end in pairwise(ffi.unpack(self._offsets, self._num_layers + 1))]
 
     @property
@@ -510,6 +575,7 @@ class PyramidStack:
         """
         twin = type(self).__new__(type(self))  # a subclass may be made from something else than the parameters
         PyramidStack.__init__(twin, **self._params, plan=None if self._plan is None else self.budgets)
+        twin._num_heads = self._num_heads
         twin._plan = self._plan
         in_turn(self, self._turn, lib.pb_kvcache_stack_copy, twin._stack, self._stack)
         return with_attributes(twin, self)
@@ -565,7 +631,7 @@ class PyramidStack:
 
     def __reduce__(self) -> Any:
         budgets = None if self._plan is None else self.budgets
-        state = type(self), self._params, budgets, self._plan, self.save()
+        state = type(self), self._params, budgets, self._plan, self._num_heads, self.save()
         return _restored, state, getattr(self, "__dict__", None)
 
     def __repr__(self) -> str:
@@ -579,12 +645,26 @@ class PyramidStack:
         return f"<{type(self).__name__}({parameters}): {count} kept, evicts to {self.budgets.sum(dtype=int)}>"
 
 
+def _planned(plan: Any) -> npt.NDArray[np.uint32]:
+    """Return a plan's budgets, ``(layers,)`` or, of a head plan, ``(layers, heads)``."""
+    if isinstance(plan, (str, os.PathLike)):
+        plan = load_plan(plan)
+    if isinstance(plan, HeadPlan):
+        return plan.budgets
+    return uint32_array("plan", getattr(plan, "budgets", plan), 1)
+
+
 def _restored(
-    kind: type[PyramidStack], params: dict[str, int], budgets: npt.NDArray[np.uint32] | None, plan: Any, data: bytes
+    kind: type[PyramidStack],
+    params: dict[str, int],
+    budgets: npt.NDArray[np.uint32] | None,
+    plan: Any,
+    num_heads: int,
+    data: bytes,
 ) -> PyramidStack:
     """Return a new stack of a class, from a pickle."""
     stack = kind.__new__(kind)  # a subclass may be made from something else than the parameters
     PyramidStack.__init__(stack, **params, plan=budgets)
-    stack._plan = plan
+    stack._plan, stack._num_heads = plan, num_heads
     stack.load(data)
     return stack

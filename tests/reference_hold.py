@@ -1,4 +1,4 @@
-"""Caches in slots and the attention of one token, a second time: lists of slots, one numpy operation after the other."""
+"""Caches in slots and the attention of one token, a second time: lists of slots, one NumPy operation at a time."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import sys
 import tracemalloc
 from types import SimpleNamespace
@@ -14,7 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pb_kvcache import CacheFullError, PyramidKV, PyramidStack, SnapKV, StackLayer, plan, pyramid_budgets
+from pb_kvcache import (
+    CacheFullError,
+    HeadPlan,
+    PyramidKV,
+    PyramidStack,
+    SnapKV,
+    StackLayer,
+    plan,
+    pyramid_budgets,
+    save_plan,
+)
 
 from .conftest import ROOT, Run
 
@@ -139,6 +150,51 @@ def test_a_plan_gives_the_budgets_exactly():
         assert stack.plan is planned
         assert (stack.budget, stack.pyramid_ratio, stack.recent_window) == (None, None, 32)
         assert copy.copy(stack).plan is planned
+
+
+def test_a_head_plan_makes_a_cache_for_every_head(tmp_path):
+    heads = HeadPlan([[40, 35], [33, 60], [50, 34]])
+    save_plan(tmp_path / "heads.json", heads)
+    for stack in (PyramidStack(plan=heads), PyramidStack(6, plan=tmp_path / "heads.json")):
+        assert stack.budgets.tolist() == [40, 35, 33, 60, 50, 34]
+        caches = [SnapKV(int(budget)) for budget in stack.budgets]
+        for pos in range(1, 90):
+            for cache in caches:
+                cache.on_decode_step(pos, np.full(len(cache), 1 / len(cache), np.float32))
+            stack.on_decode_step(pos, even(stack))
+            assert [row.tolist() for row in stack.evict()] == [cache.evict().tolist() for cache in caches]
+        assert len(stack.head(1, 1)) == 60
+        assert stack.head(2, 0).kept.tolist() == caches[4].kept.tolist()
+        assert stack.resident == heads.total
+        assert stack.memory_bytes >= sum(cache.memory_bytes for cache in caches)
+        for twin in (stack.copy(), pickle.loads(pickle.dumps(stack))):
+            assert twin.head(2, 1).kept.tolist() == stack.head(2, 1).kept.tolist()
+    with pytest.raises(ValueError, match="layer = 3: must be smaller than 3"):
+        stack.head(3, 0)
+    with pytest.raises(ValueError, match="head = 2: must be smaller than 2"):
+        stack.head(0, 2)
+    with pytest.raises(
+        ValueError, match=r"plan: has 6 budgets \(3 layers of 2 heads\), must have one for each of the 3"
+    ):
+        PyramidStack(3, plan=heads)
+    with pytest.raises(ValueError, match="plan: layer 1 has a budget of 32, must be greater than recent_window = 32"):
+        PyramidStack(plan=HeadPlan([[40, 32]]))
+    with pytest.raises(TypeError, match="num_layers: is needed where there is no plan"):
+        PyramidStack()
+
+
+def test_flat_victims_are_those_of_each_layer():
+    stacks = [PyramidStack(4, budget=8, recent_window=2, obs_window=2, spare=3) for _ in range(2)]
+    for pos in range(1, 30):
+        for stack in stacks:
+            stack.on_decode_step(pos, even(stack))
+        if pos % 3:  # sometimes one each, sometimes several, sometimes of some layers only
+            continue
+        split = stacks[0].evict()
+        victims, offsets = stacks[1].evict_flat()
+        assert victims.tolist() == [pos for row in split for pos in row]
+        assert offsets.tolist() == [0, *np.cumsum([len(row) for row in split])]
+        assert (victims.dtype, offsets.dtype) == (np.uint32, np.uint64)
 
 
 @pytest.mark.parametrize(
