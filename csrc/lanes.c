@@ -198,6 +198,10 @@ static void above_portable(const float *x, size_t n, int32_t threshold, size_t t
 #define STORE_INDICES(x, vector) _mm_storeu_si128((__m128i *)(void *)(x), vector)
 #define ADD(a, b) _mm_add_pd(a, b)
 #define MAX(a, b) _mm_max_pd(a, b)
+#define AHEAD 4u
+#define SHIFTED_BY_1(a, b) _mm_shuffle_pd(a, b, 1)
+#define SHIFTED_BY_2(a, b) (b)
+#define SHIFTED_BY_3(a, b, c) _mm_shuffle_pd(b, c, 1)
 #define LOAD_FLOATS(x) _mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)(x))))
 #define KEEP_LOWER(x, at, low, low_at)                                                                                \
     do {                                                                                                              \
@@ -256,6 +260,10 @@ static inline float dot_vectors_sse2(const float *a, const float *b, size_t n)
 #define STORE_INDICES(x, vector) _mm256_storeu_si256((__m256i *)(void *)(x), vector)
 #define ADD(a, b) _mm256_add_pd(a, b)
 #define MAX(a, b) _mm256_max_pd(a, b)
+#define AHEAD 3u
+#define SHIFTED_BY_1(a, b) _mm256_shuffle_pd(a, SHIFTED_BY_2(a, b), 5)
+#define SHIFTED_BY_2(a, b) _mm256_permute2f128_pd(a, b, 0x21)
+#define SHIFTED_BY_3(a, b, c) _mm256_shuffle_pd(SHIFTED_BY_2(a, b), b, 5)
 #define LOAD_FLOATS(x) _mm256_cvtps_pd(_mm_loadu_ps(x))
 #define KEEP_LOWER(x, at, low, low_at)                                                                                \
     do {                                                                                                              \
@@ -305,6 +313,12 @@ TARGET static inline float dot_vectors_avx2(const float *a, const float *b, size
 #define STORE_INDICES(x, vector) _mm512_storeu_si512(x, vector)
 #define ADD(a, b) _mm512_add_pd(a, b)
 #define MAX(a, b) _mm512_max_pd(a, b)
+#define AHEAD 3u
+#define SHIFTED(a, b, places)                                                                                         \
+    _mm512_castsi512_pd(_mm512_alignr_epi64(_mm512_castpd_si512(b), _mm512_castpd_si512(a), places))
+#define SHIFTED_BY_1(a, b) SHIFTED(a, b, 1)
+#define SHIFTED_BY_2(a, b) SHIFTED(a, b, 2)
+#define SHIFTED_BY_3(a, b, c) SHIFTED(a, b, 3)
 #define LOAD_FLOATS(x) _mm512_cvtps_pd(_mm256_loadu_ps(x))
 #define KEEP_LOWER(x, at, low, low_at)                                                                                \
     do {                                                                                                              \

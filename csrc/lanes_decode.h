@@ -9,6 +9,8 @@
  *   LOAD, STORE, SPLAT, ADD, MAX
  *   STORE_FIRST(x, n, vector)  the first n < WIDTH
  *   LOAD_FLOATS(x)       WIDTH floats as doubles
+ *   SHIFTED_BY_1(a, b), SHIFTED_BY_2(a, b), SHIFTED_BY_3(a, b, c)  what begins so many places later in a, then b, then c
+ *   AHEAD                vectors beyond the one in hand that maxima of seven are made from
  *   KEEP_LOWER(x, at, low, low_at)  where x < low, low and low_at become x and at
  * TARGET, the functions' attributes, stays.
  */
@@ -84,6 +86,37 @@ TARGET static size_t NAME(lowest)(const double *scores, size_t n, size_t kernel,
         low[chain] = SPLAT(HUGE_VAL);
         low_at[chain] = SPLAT_INDEX(0);
     }
+    if (kernel == 7 && n + 6 >= (CHAINS + AHEAD) * WIDTH) {
+        /* The default: maxima of 2, of 4 and of 7 neighbours, each of two of the one before, in registers. An eviction
+         * of one of 4,096: 6.9 us became 6.0 with AVX-512, 11.9 became 10.6 with two lanes (clang). */
+        VECTOR last = LOAD(scores + (AHEAD - 1) * WIDTH);
+        VECTOR two = LOAD(scores + (AHEAD - 2) * WIDTH);
+        VECTOR four[AHEAD - 2];
+        two = MAX(two, SHIFTED_BY_1(two, last));
+        for (size_t v = 0; v < AHEAD - 2; ++v) {
+            const VECTOR a = LOAD(scores + v * WIDTH);
+            const VECTOR b = LOAD(scores + (v + 1) * WIDTH);
+            const VECTOR c = LOAD(scores + (v + 2) * WIDTH);
+            const VECTOR first = MAX(a, SHIFTED_BY_1(a, b));
+            four[v] = MAX(first, SHIFTED_BY_2(first, MAX(b, SHIFTED_BY_1(b, c))));
+        }
+        for (; i + (CHAINS + AHEAD) * WIDTH <= n + 6; i += CHAINS * WIDTH) {
+            VECTOR most[CHAINS];
+            for (size_t chain = 0; chain < CHAINS; ++chain) {
+                const VECTOR next = LOAD(scores + i + (chain + AHEAD) * WIDTH);
+                const VECTOR next_two = MAX(last, SHIFTED_BY_1(last, next));
+                const VECTOR next_four = MAX(two, SHIFTED_BY_2(two, next_two));
+                most[chain] = MAX(four[0], SHIFTED_BY_3(four[0], AHEAD == 3 ? next_four : four[AHEAD - 3], next_four));
+                four[0] = AHEAD == 3 ? next_four : four[AHEAD - 3];
+                four[AHEAD - 3] = next_four;
+                last = next;
+                two = next_two;
+            }
+            for (size_t chain = 0; chain < CHAINS; ++chain) {
+                KEEP_LOWER(most[chain], SPLAT_INDEX((int64_t)i), low[chain], low_at[chain]);
+            }
+        }
+    }
     for (; i + CHAINS * WIDTH <= n; i += CHAINS * WIDTH) {
         VECTOR most[CHAINS];
         for (size_t chain = 0; chain < CHAINS; ++chain) {
@@ -142,4 +175,8 @@ TARGET static size_t NAME(lowest)(const double *scores, size_t n, size_t kernel,
 #undef ADD
 #undef MAX
 #undef LOAD_FLOATS
+#undef SHIFTED_BY_1
+#undef SHIFTED_BY_2
+#undef SHIFTED_BY_3
+#undef AHEAD
 #undef KEEP_LOWER

@@ -280,7 +280,7 @@ static void close_rows(pb_kvcache *policy)
  * in short rows it is cheaper soon. */
 static size_t most_gaps(const pb_kvcache *policy)
 {
-    const size_t most = policy->kept_count / 128 + 4;
+    const size_t most = policy->kept_count / 512 + 4;
     return most < GAPS ? most : GAPS;
 }
 

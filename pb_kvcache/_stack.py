@@ -88,8 +88,8 @@ class PyramidStack:
     plan
         The layers' budgets: a ``LayerPlan``, or anything else with `budgets`, or a sequence of `num_layers` integers,
         or the path of a plan file. Each must be greater than `recent_window`: a layer that could drop nothing would
-        keep more than was planned. A :class:`HeadPlan` makes a cache for every KV head: "layers" then are the caches, the
-        heads of the model's first layer first, and :meth:`head` finds one. None: PyramidKV's shares of `budget`.
+        keep more than was planned. A :class:`HeadPlan` makes a cache for every KV head: "layers" then are the caches,
+        the heads of the model's first layer first, and :meth:`head` finds one. None: PyramidKV's shares of `budget`.
 
     Raises
     ------
