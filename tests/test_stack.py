@@ -214,7 +214,7 @@ def test_a_plan_that_a_stack_cannot_keep_is_refused(plan, message):
         small(plan=plan)
 
 
-@pytest.mark.parametrize("plan", [[4.0, 4.0, 4.0], "four", ["4", "4", "4"], np.ma.array([4, 4, 4], mask=[0, 1, 0])])
+@pytest.mark.parametrize("plan", [[4.0, 4.0, 4.0], b"four", ["4", "4", "4"], np.ma.array([4, 4, 4], mask=[0, 1, 0])])
 def test_a_plan_of_anything_but_integers_is_refused(plan):
     with pytest.raises(TypeError, match=r"plan: must be .*integers"):
         small(plan=plan)

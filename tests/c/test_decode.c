@@ -204,7 +204,7 @@ static void test_choice(void)
 {
     enum { N = 20000, EVERY = N / 512 };
     double *scores = malloc(N * sizeof *scores);
-    static const size_t counts[] = {2, 3, 100, N / 2, N - 100, N - 1};
+    static const size_t counts[] = {2, 3, 31, 32, 33, 100, N / 2, N - 100, N - 1};
     for (unsigned kind = 0; kind < 8; ++kind) {
         for (size_t i = 0; i < N; ++i) {
             const bool sampled = i % EVERY == 0;
