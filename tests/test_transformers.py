@@ -93,6 +93,7 @@ FAMILIES = {
     "gpt2": _gpt2,
     "gemma2": _gemma2,  # caps its logits
     "gpt-oss": _gpt_oss,  # has sinks without a position
+    "llama-multi-query": lambda: transformers.LlamaConfig(**SIZES | {"num_key_value_heads": 1}),
 }
 #: Families whose attention is more than sdpa can do.
 EAGER_ALONE = ["gemma2", "gpt-oss"]

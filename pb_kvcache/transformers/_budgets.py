@@ -70,7 +70,14 @@ class Budgets:
                 if value is not None:
                     raise ValueError(f"plan and {name}: the plan already says what every layer keeps")
             self.amount = Amount.of("total", int(self.plan.sum()))
-            self.curve = Curve("weights", weights=self.plan.astype(np.float64))
+            self.curve = Curve("weights", weights=self.plan.ravel().astype(np.float64))
+            if self.plan.ndim == 2 and self.hold:
+                raise ValueError(
+                    "decode = 'hold' and a HeadPlan: heads of their own budgets grow so far; decode='grow', or "
+                    "plan.layer_plan() for heads that hold the same"
+                )
+            if self.plan.ndim == 2 and ranks > 1:
+                raise ValueError("plan: is a HeadPlan, and the model's heads are divided over ranks; use a LayerPlan")
         else:
             if ratio is None and beta is None and weights is None:
                 ratio = default_ratio
@@ -98,13 +105,9 @@ class Budgets:
     def _check_plan(self, layer_plan: Any) -> npt.NDArray[np.int64]:
         if isinstance(layer_plan, (str, os.PathLike)):
             layer_plan = load_plan(layer_plan)
-        if isinstance(layer_plan, HeadPlan):
+        if not isinstance(layer_plan, (LayerPlan, HeadPlan)):
             raise TypeError(
-                "plan: is a HeadPlan, and all heads of a layer hold the same; plan.layer_plan() makes one of layers"
-            )
-        if not isinstance(layer_plan, LayerPlan):
-            raise TypeError(
-                "plan: must be a LayerPlan (pb_kvcache.plan makes one) or the path of a plan file, not "
+                "plan: must be a LayerPlan (pb_kvcache.plan makes one), a HeadPlan or the path of a plan file, not "
                 f"{type(layer_plan).__name__}"
             )
         budgets = np.asarray(layer_plan.budgets, np.int64)
@@ -114,12 +117,21 @@ class Budgets:
                 "ones that are compressed"
             )
         if len(budgets) and budgets.min() <= self.window:
-            layer = int(budgets.argmin())
+            place = np.unravel_index(int(budgets.argmin()), budgets.shape)
+            where = " head ".join(str(int(index)) for index in place)
+            every = "layer" if budgets.ndim == 1 else "head"
             raise ValueError(
-                f"plan: gives layer {layer} a budget of {budgets[layer]}, every layer needs at least window + 1 = "
+                f"plan: gives layer {where} a budget of {budgets[place]}, every {every} needs at least window + 1 = "
                 f"{self.window + 1}; make the plan with minimum={self.window + 1}, or lower the window"
             )
         return budgets
+
+    def check_heads(self, model_layer: int, kv_heads: int) -> None:
+        """Refuse a layer whose KV heads are not those of a head plan."""
+        if self.plan is not None and self.plan.ndim == 2 and self.plan.shape[1] != kv_heads:
+            raise ValueError(
+                f"plan: has {self.plan.shape[1]} KV heads a layer, and layer {model_layer} of the model {kv_heads}"
+            )
 
     def measure(self, model_layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take note of what a position costs in bytes. Only `memory` needs it."""
@@ -133,7 +145,10 @@ class Budgets:
         self._position_bytes = size
 
     def decide(self, length: int, batch: int) -> npt.NDArray[np.int64]:
-        """Return every layer's budget for a sequence of `length` tokens, in a batch of `batch`."""
+        """Return every layer's budget for a sequence of `length` tokens, in a batch of `batch`.
+
+        Shape ``(num_layers,)``, with a head plan ``(num_layers, kv_heads)``.
+        """
         if length not in self._decided:
             self._decided[length] = self._divide(self._total(length, batch), None if self.hold else length)
         return self._decided[length]
@@ -148,13 +163,13 @@ class Budgets:
         """
         if self.amount.needs_prompt:
             raise RuntimeError(f"budgets: with {self.amount.name}= they follow from the prompt; ask after it")
-        return self._divide(self.amount.total(self.num_layers), None)
+        return self._divide(self.amount.total(self._shares), None)
 
     def _total(self, length: int, batch: int) -> int:
         """Return the positions that all layers together may keep of a sequence of `length` tokens."""
         position_bytes = batch * self._position_bytes
-        total = self.amount.total(self.num_layers, position_bits=8 * position_bytes, length=length)
-        least = (self.window + 1) * self.num_layers
+        total = self.amount.total(self._shares, position_bits=8 * position_bytes, length=length)
+        least = (self.window + 1) * self._shares
         if self.amount.kind == "fraction":
             return max(total, least)
         if self.amount.kind == "memory" and total < least and total < length * self.num_layers:
@@ -167,11 +182,14 @@ class Budgets:
     def _divide(self, total: int, maximum: int | None) -> npt.NDArray[np.int64]:
         """Return every layer's budget, each at least the window and one more, and at most `maximum`."""
         least = self.window + 1
-        if maximum is not None and (maximum <= least or total >= maximum * self.num_layers):
-            return np.full(self.num_layers, maximum, np.int64)
+        shape = self.num_layers if self.plan is None else self.plan.shape
+        if maximum is not None and (maximum <= least or total >= maximum * self._shares):
+            return np.full(shape, maximum, np.int64)
+        if self.plan is not None and (maximum is None or maximum >= self.plan.max()):
+            return self.plan
         curve = self.curve
         chosen = plan(
-            self.num_layers,
+            self._shares,
             total=total,
             shape=curve.shape,
             ratio=curve.ratio,
@@ -179,7 +197,12 @@ class Budgets:
             minimum=least,
             maximum=maximum,
         )
-        return np.asarray(chosen.budgets, np.int64)
+        return np.asarray(chosen.budgets, np.int64).reshape(shape)
+
+    @property
+    def _shares(self) -> int:
+        """How many budgets there are: one a layer, or one a KV head."""
+        return self.num_layers if self.plan is None else int(self.plan.size)
 
     def forget(self) -> None:
         """Forget the prompt. The next one may have another batch size or another dtype."""

@@ -21,6 +21,7 @@ from ._probe import facts_of
 from ._report import CacheLayerReport, CacheReport, CacheSequenceReport
 
 if TYPE_CHECKING:
+    from .._head_plan import HeadPlan
     from .._plan import LayerPlan
 
 _NOT_USED = (
@@ -56,7 +57,9 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         A curve of one's own instead: one positive number per full-attention layer.
     plan
         What every full-attention layer keeps: from :func:`pb_kvcache.plan`, or a file that
-        :func:`pb_kvcache.save_plan` wrote.
+        :func:`pb_kvcache.save_plan` wrote. A :class:`pb_kvcache.HeadPlan` says what every KV head of every such layer
+        keeps. Then each head has rows of its own number in memory. What a head cannot use of a short prompt goes to
+        the others. ``decode="grow"`` only.
     memory
         Bytes that the kept keys and values of the whole batch may take after the prompt, on all ranks together.
     fraction
@@ -98,7 +101,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         budget: int | None = None,
         ratio: float | None = None,
         beta: float | None = None,
-        plan: LayerPlan | str | os.PathLike[str] | None = None,
+        plan: LayerPlan | HeadPlan | str | os.PathLike[str] | None = None,
         *,
         weights: Any = None,
         memory: int | None = None,
@@ -309,6 +312,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         """What every layer may keep of the prompt, shape ``(num_layers,)``, 0 for a layer that is not compressed.
 
         Before a prompt: for one that is long enough. After it: for this one, the most of any sequence of the batch.
+        With a head plan the most of any KV head.
         """
         budgets = np.zeros(len(self.layers), np.int64)
         nominal = None
@@ -317,7 +321,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
                 budgets[layer.model_layer] = layer.decided.max()
                 continue
             nominal = self._budgets.nominal() if nominal is None else nominal
-            budgets[layer.model_layer] = nominal[layer.index]
+            budgets[layer.model_layer] = nominal[layer.index].max()
         return budgets
 
     @property
@@ -329,6 +333,20 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
                 lengths[index] = layer.length
             elif isinstance(getattr(layer, "keys", None), torch.Tensor) and layer.keys.dim() == 4:
                 lengths[index] = layer.keys.shape[-2]
+        return lengths
+
+    @property
+    def head_lengths(self) -> npt.NDArray[np.int64]:
+        """Positions that every KV head holds, ``(num_layers, kv_heads)``: of the longest sequence. -1: no such head.
+
+        Layers that are not compressed have -1 throughout.
+        """
+        held = [None if type(layer) is not BudgetedLayer else layer.head_lengths for layer in self.layers]
+        heads = max((len(lengths) for lengths in held if lengths is not None), default=0)
+        lengths = np.full((len(held), heads), -1, np.int64)
+        for index, row in enumerate(held):
+            if row is not None:
+                lengths[index, : len(row)] = row
         return lengths
 
     def positions(self, layer: int) -> npt.NDArray[np.int64]:
@@ -415,7 +433,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         kept = (layer.columns() >= 0).sum(axis=-1)  # (batch, kv_heads)
         return tuple(
             CacheSequenceReport(
-                budget=None if layer.decided is None else int(layer.decided[row]),
+                budget=None if layer.decided is None else int(layer.decided[row].max()),
                 seen=int(seen),
                 kept=tuple(int(count) for count in kept[row]),
                 evicted=tuple(int(seen - count) for count in kept[row]),

@@ -13,6 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 from ._attention import LAYER_MARK, LOCAL_WINDOW_DIMS, OwnMask, not_compiled
 from ._budgets import Budgets
 from ._hold import Holder
+from ._ragged import RaggedRows
 from ._selection import Scoring, choose
 
 #: Slots that a buffer has beyond what it holds, at least. It grows by an eighth otherwise. Growing copies the layer: at
@@ -66,6 +67,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._queries: torch.Tensor | None = None  # the last queries of a prompt that comes in chunks
         self._scoring: Scoring | None = None
         self._holder: Holder | None = None
+        self._ragged: RaggedRows | None = None  # in place of the buffers, where heads hold different numbers
 
     # ---- what transformers asks of a layer ----
 
@@ -88,7 +90,11 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._end_prompt()
         keys, values = key_states, value_states
         self._incoming = (key_states.detach(), value_states.detach())
-        if self.seen and self._holder is None:
+        if self._ragged is not None:
+            self._ragged.append(*self._incoming)
+            self._incoming = None
+            self.length += new
+        elif self.seen and self._holder is None:
             self._append(*self._incoming)
             self._incoming = None
             keys, values = self.keys, self.values
@@ -138,12 +144,12 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sequence `repeats` times."""
-        if self._key_buffer is not None:
-            self.batch_select_indices(torch.arange(self._key_buffer.shape[0]).repeat_interleave(repeats))
+        if self._batch:
+            self.batch_select_indices(torch.arange(self._batch).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the sequences at `indices`, in that order. One may come more than once."""
-        if self._key_buffer is None or self._value_buffer is None:
+        if not self._batch:
             return
         rows = torch.as_tensor(indices)
         if rows.dtype == torch.bool:
@@ -163,7 +169,16 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.ran = [self.ran[row] for row in order]
         if self._holder is not None:
             self._holder = self._holder.select(order)
+        if self._ragged is not None:
+            self._ragged = self._ragged.select(rows)
         self._show()
+
+    @property
+    def _batch(self) -> int:
+        """Sequences that are held. 0 for none."""
+        if self._ragged is not None:
+            return self._ragged.batch
+        return 0 if self._key_buffer is None else int(self._key_buffer.shape[0])
 
     # ---- attention ----
 
@@ -203,6 +218,9 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         new = query.shape[-2]
         if self._holder is not None:
             return self._attend_holding(attend, query, padding, Scoring.from_options(options, query.shape[-1]))
+        if self._ragged is not None:
+            later = None if padding is None else padding[:, self.prompt :]
+            return self._ragged.attend(attend, query, None if later is None or later.all() else later, additive)
         past = self.length - new if self._incoming is None else 0
         output = attend(query, key, value, self._own_mask(past, new, padding, additive, key.device))
         if not self.prompt:
@@ -339,13 +357,15 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         if 0 in lengths:
             raise ValueError(f"attention_mask: sequence {lengths.index(0)} is all padding")
         self.budgets.measure(self.model_layer, keys, values)
+        self.budgets.check_heads(self.model_layer, keys.shape[1])
         self.decided = np.array([self.budgets.decide(length, batch)[self.index] for length in lengths], np.int64)
-        kept = np.minimum(self.decided, lengths)
+        tokens = np.array(lengths) if self.decided.ndim == 1 else np.array(lengths)[:, None]
+        kept = np.minimum(self.decided, tokens)
         self.prompt = columns
         hold = self.budgets.hold
         capacity = int(self.decided.max()) + 1 if hold else 0
         seeds: list[torch.Tensor] | None = [] if hold else None
-        if not hold and (kept == lengths).all():  # nothing to evict
+        if not hold and (kept == tokens).all():  # nothing to evict
             if self._key_buffer is None:
                 self._append(keys, values)
             self.prompt_slots = columns
@@ -354,12 +374,12 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.ran = []
             chosen = []
             for row in range(batch):
-                where = self._token_columns(row, columns, hold or int(kept[row]) < lengths[row])
+                where = self._token_columns(row, columns, hold or bool((kept[row] < lengths[row]).any()))
                 try:
                     picked, method, seed = choose(
                         self._queries[row],
                         keys[row] if where is None else keys[row][:, where],
-                        int(kept[row]),
+                        kept[row] if self.decided.ndim == 2 else int(kept[row]),
                         self.budgets,
                         self._scoring,
                         seed=hold,
@@ -369,11 +389,20 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
                         f"layer {self.model_layer}: positions of sequence {row} cannot be ranked by the attention to "
                         f"them: {error}"
                     ) from error
-                chosen.append(picked if where is None else where[picked])
+                if self.decided.ndim == 2:
+                    picked = [columns_of if where is None else where[columns_of] for columns_of in picked]
+                elif where is not None:
+                    picked = where[picked]
+                chosen.append(picked)
                 self.ran.append(method)
                 if seeds is not None:
                     seeds.append(seed)
-            self._gather(keys, values, chosen, kept, capacity)
+            if self.decided.ndim == 1:
+                self._gather(keys, values, chosen, kept, capacity)
+            else:
+                self._ragged = RaggedRows(keys, values, chosen)
+                self._key_buffer = self._value_buffer = None
+                self.length = int(kept.max())
         if hold:
             assert self._columns is not None
             assert seeds is not None
@@ -457,7 +486,9 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         return grown
 
     def _show(self) -> None:
-        """Let `keys` and `values` be the slots in use."""
+        """Let `keys` and `values` be the slots in use. Of ragged rows, ``(batch, rows, head_dim)``, all."""
+        if self._ragged is not None:
+            self.keys, self.values = self._ragged.keys, self._ragged.values
         if self._key_buffer is not None and self._value_buffer is not None:
             self.keys = self._key_buffer.narrow(2, 0, self.length)
             self.values = self._value_buffer.narrow(2, 0, self.length)
@@ -470,7 +501,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         for name, value in vars(self).items():
             if name in ("budgets", "keys", "values"):
                 continue
-            if isinstance(value, (torch.Tensor, np.ndarray, Holder)):
+            if isinstance(value, (torch.Tensor, np.ndarray, Holder, RaggedRows)):
                 value = value.clone() if isinstance(value, torch.Tensor) else value.copy()
             setattr(twin, name, value)
         twin.ran = list(self.ran)
@@ -487,30 +518,48 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Bytes of every tensor and policy that this layer holds, spare room included."""
         tensors = [self._key_buffer, self._value_buffer, self._columns, self._slot_valid, self._queries]
         held: int = sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
+        held += 0 if self._ragged is None else self._ragged.nbytes
         return held + (self._holder.nbytes if self._holder is not None else 0)
 
     @property
     def nbytes_full(self) -> int:
         """Bytes that the keys and values of every token seen would take."""
-        if self._key_buffer is None or self._value_buffer is None:
+        if self._ragged is not None:
+            batch, kv_heads = self._ragged.lengths.shape
+            buffers = [self._ragged.keys, self._ragged.values]
+        elif self._key_buffer is None or self._value_buffer is None:
             return 0
-        batch, kv_heads = self._key_buffer.shape[:2]
-        width = sum(buffer.shape[-1] * buffer.element_size() for buffer in (self._key_buffer, self._value_buffer))
+        else:
+            batch, kv_heads = self._key_buffer.shape[:2]
+            buffers = [self._key_buffer, self._value_buffer]
+        width = sum(buffer.shape[-1] * buffer.element_size() for buffer in buffers)
         return int(batch * kv_heads * self.seen * width)
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:
         """Tokens that each sequence has seen, padding not counted."""
-        batch = 0 if self._key_buffer is None else self._key_buffer.shape[0]
+        batch = self._batch
         if self._mask is None:
             return np.full(batch, self.seen, np.int64)
         missing = self.seen - self._mask.shape[1]
         return self._mask.sum(dim=1).cpu().numpy() + missing  # type: ignore[no-any-return, unused-ignore]
 
+    @property
+    def head_lengths(self) -> npt.NDArray[np.int64]:
+        """Slots in use of every KV head, ``(kv_heads,)``: of the longest sequence."""
+        if self._ragged is not None:
+            longest: npt.NDArray[np.int64] = self._ragged.lengths.max(axis=0)
+            return longest
+        heads = 0 if self._key_buffer is None else int(self._key_buffer.shape[1])
+        return np.full(heads, self.length, np.int64)
+
     def columns(self) -> npt.NDArray[np.int64]:
         """Return the kept columns, ``(batch, kv_heads, kept)``, ascending, -1 fills up shorter sequences at the end."""
-        if self._key_buffer is None:
+        if not self._batch:
             return np.empty((0, 0, 0), np.int64)
+        if self._ragged is not None:
+            return self._only_tokens(self._ragged.held(self.prompt))
+        assert self._key_buffer is not None
         if self._holder is not None:
             return self._holder.columns()
         batch, kv_heads = self._key_buffer.shape[:2]
@@ -522,9 +571,13 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             if self._slot_valid is not None:
                 kept[~np.broadcast_to(self._slot_valid.cpu().numpy()[:, None], kept.shape)] = -1
             slots = np.concatenate([kept, np.broadcast_to(later, (batch, kv_heads, len(later)))], axis=-1)
+        return self._only_tokens(slots)
+
+    def _only_tokens(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the columns that are tokens, ascending, -1 at the end. -1 may stand anywhere before."""
         if self._mask is not None:
             mask = self._mask.cpu().numpy()
-            row = np.arange(batch)[:, None, None]
+            row = np.arange(len(slots))[:, None, None]
             slots = np.where((slots >= 0) & mask[row, np.maximum(slots, 0)], slots, -1)
         # Ascending, the fill at the end.
         return np.where((order := np.sort(np.where(slots < 0, 2**62, slots), axis=-1)) == 2**62, -1, order)
@@ -552,18 +605,23 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
                 f"{self.dtype} and {self.value_dtype}; use one dtype, with or without autocast "
                 "throughout, or cache.reset() after changing it"
             )
-        if self._key_buffer is None:
+        batch = self._batch
+        if not batch:
             return
-        batch = self._key_buffer.shape[0]
         if keys.shape[0] != batch:
             raise ValueError(
                 f"this cache holds {batch} sequence{'s' if batch != 1 else ''} and meets a batch of {keys.shape[0]}: "
                 "cache.reset() for a new prompt, cache.batch_repeat_interleave(n) to continue each n times"
             )
-        if keys.shape[1] != self._key_buffer.shape[1] or keys.shape[3] != self._key_buffer.shape[3]:
+        if self._ragged is not None:
+            heads, size = self._ragged.kv_heads, self._ragged.keys.shape[-1]
+        else:
+            assert self._key_buffer is not None
+            heads, size = self._key_buffer.shape[1], self._key_buffer.shape[3]
+        if keys.shape[1] != heads or keys.shape[3] != size:
             raise ValueError(
                 f"layer {self.model_layer}: keys of shape {tuple(keys.shape)} for a cache with "
-                f"{self._key_buffer.shape[1]} heads of size {self._key_buffer.shape[3]}: is it another model's cache?"
+                f"{heads} heads of size {size}: is it another model's cache?"
             )
 
     def _check_padding(self, padding: torch.Tensor | None) -> torch.Tensor | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from .._qk import scores_from_qk
@@ -97,8 +99,14 @@ def reduce_groups(weights: torch.Tensor, kv_heads: int, reduce: str) -> torch.Te
 
 
 def choose(
-    query: torch.Tensor, keys: torch.Tensor, keep: int, budgets: Budgets, scoring: Scoring, *, seed: bool
-) -> tuple[torch.Tensor, str, torch.Tensor]:
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    keep: int | npt.NDArray[np.int64],
+    budgets: Budgets,
+    scoring: Scoring,
+    *,
+    seed: bool,
+) -> tuple[Any, str, torch.Tensor]:
     """Choose the positions of one sequence.
 
     Parameters
@@ -108,14 +116,15 @@ def choose(
     keys
         ``(kv_heads, n, head_dim)``.
     keep
-        How many. At least ``window + 1`` where it is less than ``n``.
+        How many, or how many of each KV head. At least ``window + 1`` where it is less than ``n``.
     seed
         Whether the third answer is wanted.
 
     Returns
     -------
-    The positions ``(kv_heads, keep)``, ascending. What chose them, in words. The attention of the window's queries to
-    them, ``(kv_heads, queries, keep)`` in float32, for a policy to start from: empty where `seed` is false.
+    The positions ``(kv_heads, keep)``, ascending, or a list of vectors where `keep` is an array. What chose them, in
+    words. The attention of the window's queries to them, ``(kv_heads, queries, keep)`` in float32, for a policy to
+    start from: empty where `seed` is false or `keep` an array.
     """
     kv_heads, n = keys.shape[:2]
     window = budgets.window
@@ -123,8 +132,9 @@ def choose(
     weights = None
     if seed or not scoring.plain:
         weights = scoring.window_weights(query, keys)
-    if keep >= n:
-        positions = torch.arange(n, device=keys.device).repeat(kv_heads, 1)
+    each = isinstance(keep, np.ndarray)
+    if np.all(keep >= n):
+        positions: Any = torch.arange(n, device=keys.device).repeat(kv_heads, 1)
         method = "nothing evicted"
     else:
         if weights is None:
@@ -132,10 +142,15 @@ def choose(
         else:
             scores = window_scores(weights, num_kv_heads=kv_heads, reduce=budgets.reduce)
         positions = select_from_scores(
-            scores, keep, window, kernel=budgets.kernel, pooling=budgets.pooling, edge=budgets.edge
+            scores,
+            keep.tolist() if isinstance(keep, np.ndarray) else keep,
+            window,
+            kernel=budgets.kernel,
+            pooling=budgets.pooling,
+            edge=budgets.edge,
         )
         method = "native kernels" if keys.device.type == "cpu" else f"torch on {keys.device.type}"
-    if not seed:
+    if not seed or each:
         return positions, method, keys.new_empty(0)
     assert weights is not None
     rows = reduce_groups(weights.transpose(0, 1), kv_heads, budgets.reduce).transpose(0, 1)

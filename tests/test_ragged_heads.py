@@ -1,0 +1,229 @@
+"""A budget for every KV head: rows of different numbers in memory, the same logits as a full cache with masks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from transformers.cache_utils import DynamicCache  # noqa: E402
+
+from pb_kvcache import HeadPlan, save_plan  # noqa: E402
+from pb_kvcache.transformers import BudgetedCache, use  # noqa: E402
+
+from .test_transformers import COMMON, COMPRESSED, WINDOW, Masked, _tensor_bytes, padded, run, tokens, used  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def heads_of(model) -> int:
+    text = model.config.get_text_config(decoder=True)
+    return getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+
+
+def head_plan(model, seed: int = 0, most: int = 24) -> HeadPlan:
+    """Return budgets from the least that is allowed up to `most`, different in every head."""
+    layers = len(BudgetedCache(model.config, budget=12, **COMMON).compressed_layers)
+    budgets = np.random.default_rng(seed).integers(WINDOW + 1, most, (layers, heads_of(model)))
+    budgets[0, 0], budgets[-1, -1] = WINDOW + 1, most
+    return HeadPlan(budgets)
+
+
+@pytest.mark.parametrize(("family", "attention"), COMPRESSED)
+def test_every_head_is_the_full_one_with_its_evicted_positions_masked(family, attention):
+    model = used(family, attention)
+    plan = head_plan(model)
+    cache = BudgetedCache(model.config, plan=plan, **COMMON)
+    full = Masked(family)
+    prompt = tokens(60)
+    torch.testing.assert_close(run(model, prompt, cache), full(prompt), atol=1e-5, rtol=1e-5)
+    full.evict(cache, 60)
+    layers = list(cache.compressed_layers)
+    for row, layer in enumerate(layers):
+        kept = (cache.positions(layer)[0] >= 0).sum(-1)
+        assert kept.tolist() == plan.budgets[row].tolist()
+        assert (~full.evicted[layer]).sum(-1)[0].tolist() == kept.tolist()
+    assert cache.head_lengths[layers].tolist() == plan.budgets.tolist()
+    # One at a time past the spare rows, several at once, one again.
+    for count, seed in [*((1, 10 + i) for i in range(20)), (5, 40), (1, 41)]:
+        more = tokens(count, seed=seed)
+        torch.testing.assert_close(run(model, more, cache), full(more), atol=1e-5, rtol=1e-5)
+    assert cache.head_lengths[layers].tolist() == (plan.budgets + 26).tolist()
+    assert cache.positions(layers[0])[0, 0, WINDOW + 1 :][:26].tolist() == list(range(60, 86))
+
+
+@pytest.mark.parametrize(("family", "attention"), [("llama", "sdpa"), ("llama", "eager"), ("gemma3", "sdpa")])
+def test_padded_rows_equal_the_rows_alone(family, attention):
+    model = used(family, attention)
+    plan = head_plan(model)
+    lengths = [50, 31, 15, 6, 2]
+    ids, mask = padded(lengths, 50)
+    batch = BudgetedCache(model.config, plan=plan, **COMMON)
+    got = [run(model, ids, batch, mask)[:, -1:]]
+    steps = [tokens(1, len(lengths), seed=9), tokens(3, len(lengths), seed=10), tokens(1, len(lengths), seed=11)]
+    for more in steps:
+        mask = torch.nn.functional.pad(mask, (0, more.shape[1]), value=1)
+        got.append(run(model, more, batch, mask))
+    for row, length in enumerate(lengths):
+        alone = BudgetedCache(model.config, plan=plan, **COMMON)
+        expected = [run(model, ids[row : row + 1, 50 - length :], alone)[:, -1:]]
+        expected += [run(model, more[row : row + 1], alone) for more in steps]
+        for one, many in zip(expected, got, strict=True):
+            torch.testing.assert_close(many[row : row + 1], one, atol=1e-5, rtol=1e-5)
+        for layer in batch.compressed_layers:
+            for head in range(heads_of(model)):
+                many, one = batch.positions(layer)[row, head], alone.positions(layer)[0, head]
+                assert many[many >= 0].tolist() == one[one >= 0].tolist()
+
+
+def test_what_a_head_cannot_use_of_a_short_prompt_goes_to_the_others():
+    model = used("llama")
+    plan = HeadPlan([[5, 60], [30, 8], [9, 40], [20, 12]])
+    for length in (3, 5, 18, 25, 40, 59, 60, 100):
+        cache = BudgetedCache(model.config, plan=plan, **COMMON)
+        run(model, tokens(length), cache)
+        kept = cache.head_lengths
+        assert kept.sum() == min(plan.total, 8 * length)
+        assert kept.max() <= length
+        if length >= 60:
+            assert kept.tolist() == plan.budgets.tolist()
+        elif 8 * length > plan.total:
+            assert (kept >= np.minimum(plan.budgets, length)).all()
+
+
+def test_a_sequence_that_ends_may_be_padded_on():
+    model = used("llama")
+    cache, alone = (BudgetedCache(model.config, plan=head_plan(model), **COMMON) for _ in range(2))
+    ids = tokens(40, 2)
+    mask = torch.ones(2, 40, dtype=torch.long)
+    run(model, ids, cache, mask)
+    run(model, ids[1:], alone)
+    for step in range(12):  # the first sequence has ended: padding follows
+        mask = torch.cat([mask, torch.tensor([[0], [1]])], dim=1)
+        more = tokens(1, 2, seed=step)
+        got = run(model, more, cache, mask)
+        torch.testing.assert_close(got[1:], run(model, more[1:], alone), atol=1e-5, rtol=1e-5)
+    kept = cache.positions(0)
+    assert kept[0].max() == 39
+    assert kept[1].max() == 51
+
+
+def test_a_prompt_in_chunks_equals_the_whole_prompt():
+    model = used("llama")
+    plan = head_plan(model)
+    whole = BudgetedCache(model.config, plan=plan, **COMMON)
+    chunks = BudgetedCache(model.config, plan=plan, compress="decode", **COMMON)
+    ids = tokens(50)
+    run(model, ids, whole)
+    for start, end in ((0, 20), (20, 45), (45, 50)):
+        run(model, ids[:, start:end], chunks)
+    for seed in range(12):
+        more = tokens(1, seed=seed)
+        torch.testing.assert_close(run(model, more, chunks), run(model, more, whole), atol=1e-5, rtol=1e-5)
+    for layer in whole.compressed_layers:
+        assert np.array_equal(whole.positions(layer), chunks.positions(layer))
+
+
+@pytest.mark.parametrize("lengths", [[40, 40, 40], [40, 25, 7]])
+def test_reordered_repeated_and_copied_sequences_go_on_as_their_sources(lengths):
+    model = used("llama")
+    ids, mask = padded(lengths, 40)
+    cache = BudgetedCache(model.config, plan=head_plan(model), **COMMON)
+    run(model, ids, cache, mask)
+    mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+    run(model, tokens(1, 3, seed=1), cache, mask)
+    order = torch.tensor([2, 0, 0])
+    beams = cache.copy()
+    beams.reorder_cache(order)
+    more, longer = tokens(9, 3, seed=2), torch.nn.functional.pad(mask, (0, 9), value=1)
+    got = run(model, more, beams, longer[order])
+    for beam, source in enumerate(order.tolist()):
+        single = cache.copy()
+        single.batch_select_indices(torch.tensor([source]))
+        expected = run(model, more[beam : beam + 1], single, longer[source : source + 1])
+        torch.testing.assert_close(got[beam : beam + 1], expected, atol=1e-5, rtol=1e-5)
+    one = torch.nn.functional.pad(mask, (0, 1), value=1)
+    expected = run(model, tokens(1, 3, seed=3), cache.copy(), one)
+    cache.batch_repeat_interleave(2)
+    got = run(model, tokens(1, 3, seed=3).repeat_interleave(2, 0), cache, one.repeat_interleave(2, 0))
+    torch.testing.assert_close(got, expected.repeat_interleave(2, 0), atol=1e-5, rtol=1e-5)
+
+
+def test_generate_with_a_plan_file(tmp_path):
+    model = used("llama")
+    path = tmp_path / "heads.json"
+    plan = head_plan(model)
+    save_plan(path, plan)
+    options = {"max_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones(1, 50, dtype=torch.long)}
+    served = use(model, plan=path, **COMMON)
+    try:
+        first = served.generate(tokens(50), **options)
+        assert torch.equal(first, served.generate(tokens(50), **options))
+        beams = served.generate(tokens(50), num_beams=3, **options)
+        assert beams.shape == first.shape
+    finally:
+        use(model)
+    cache = BudgetedCache(model.config, plan=plan, **COMMON)
+    ids = tokens(50)
+    for _ in range(12):
+        logits = run(model, ids[:, cache.get_seq_length() :], cache)
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(ids, first)
+
+
+def test_a_prompt_within_the_budgets_is_dynamic_cache_bit_for_bit():
+    model = used("llama")
+    cache = BudgetedCache(model.config, plan=HeadPlan(np.full((4, 2), 70) + np.arange(2)), **COMMON)
+    full = DynamicCache(config=model.config)
+    for count in (60, 1, 1):
+        more = tokens(count, seed=count)
+        assert torch.equal(run(model, more, cache), run(model, more, full))
+
+
+def test_what_is_held_is_what_the_plan_says():
+    model = used("llama")
+    plan = head_plan(model, most=190)
+    run(model, tokens(400), DynamicCache(config=model.config))  # what a first forward leaves behind
+    before = _tensor_bytes()
+    cache = BudgetedCache(model.config, plan=plan, **COMMON)
+    run(model, tokens(200), cache)
+    held = _tensor_bytes() - before
+    assert cache.nbytes == held
+    # Beside the rows, 8 spare ones in each of 8 heads, and the column of each row kept in 4 bytes.
+    assert held == plan.nbytes(8, "float32") + 8 * 8 * 2 * 8 * 4 + 4 * plan.total
+    assert cache.nbytes_full == 200 * 4 * 2 * 2 * 8 * 4
+    report = str(cache.report())
+    assert f"{plan.budgets[0].min()} to {plan.budgets[0].max()}" in report
+    assert cache.budgets.tolist() == plan.budgets.max(axis=1).tolist()
+    cache.reset()
+    assert cache.nbytes == 0
+    run(model, tokens(210), cache)
+    assert cache.head_lengths.tolist() == plan.budgets.tolist()
+
+
+@pytest.mark.parametrize(
+    ("budgets", "options", "message"),
+    [
+        (np.full((3, 2), 12), {}, "plan: has 3 layers, the model has 4 with full attention"),
+        (np.full((4, 3), 12), {}, "plan: has 3 KV heads a layer, and layer 0 of the model 2"),
+        (
+            [[12, 12], [12, 4], [12, 12], [12, 12]],
+            {},
+            r"plan: gives layer 1 head 1 a budget of 4, every head needs .* 5",
+        ),
+        (np.full((4, 2), 12), {"ratio": 2}, "plan and ratio"),
+        (np.full((4, 2), 12), {"decode": "hold"}, r"decode = 'hold' and a HeadPlan: .* plan.layer_plan\(\)"),
+    ],
+)
+def test_plans_that_do_not_fit_are_refused(budgets, options, message):
+    model = used("llama")
+    with pytest.raises(ValueError, match=message):
+        run(model, tokens(40), BudgetedCache(model.config, plan=HeadPlan(budgets), **options, **COMMON))
