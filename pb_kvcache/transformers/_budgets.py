@@ -71,11 +71,6 @@ class Budgets:
                     raise ValueError(f"plan and {name}: the plan already says what every layer keeps")
             self.amount = Amount.of("total", int(self.plan.sum()))
             self.curve = Curve("weights", weights=self.plan.ravel().astype(np.float64))
-            if self.plan.ndim == 2 and self.hold:
-                raise ValueError(
-                    "decode = 'hold' and a HeadPlan: heads of their own budgets grow so far; decode='grow', or "
-                    "plan.layer_plan() for heads that hold the same"
-                )
             if self.plan.ndim == 2 and ranks > 1:
                 raise ValueError("plan: is a HeadPlan, and the model's heads are divided over ranks; use a LayerPlan")
         else:

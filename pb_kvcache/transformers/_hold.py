@@ -40,7 +40,8 @@ class Holder:
     kept
         How many of them there are, of the shape of `decided`.
     seeds
-        Of every sequence the attention of the prompt's last queries to those columns, ``(kv_heads, queries, kept)``.
+        Of every sequence, for every head, the attention of the prompt's last queries to those columns, ``(queries,
+        kept)`` or wider.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Holder:
         decided: npt.NDArray[np.int64],
         columns: torch.Tensor,
         kept: npt.NDArray[np.int64],
-        seeds: list[torch.Tensor],
+        seeds: list[Any],
     ) -> None:
         shape = columns.shape[:2]
         self._budgets = _per_head(decided, shape)
@@ -57,10 +58,10 @@ class Holder:
         held = columns.cpu().numpy()
         counts = _per_head(kept, shape)
         for row, seed in enumerate(seeds):
-            rows = seed.float().cpu().numpy()
             for head in range(shape[1]):
                 count = int(counts[row, head])
-                self._hold.seed(row * shape[1] + head, held[row, head, :count], rows[head][:, :count])
+                rows = seed[head][:, :count].float().cpu().numpy()
+                self._hold.seed(row * shape[1] + head, held[row, head, :count], rows)
         self._set_counts(counts)
         self._rectangle = 0
         self._offsets = np.empty(0, np.uint64)
@@ -110,8 +111,13 @@ class Holder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a new token, ``(batch, kv_heads, 1, head_dim)``, to every cache's spare slot.
 
-        Returns the slots that the step reads, of keys and of values, ``(batch, kv_heads, slots, head_dim)``.
+        Returns the slots that the step reads, of keys and of values, ``(batch, kv_heads, slots, head_dim)``. Of buffers
+        whose caches were laid out apart: the buffers.
         """
+        if key_buffer.dim() < key.dim():
+            self._place_apart(key_buffer, key)
+            self._place_apart(value_buffer, value)
+            return key_buffer, value_buffer
         views = self._views
         if views is None or views[0] is not key_buffer or views[1] is not value_buffer or views[2] != self._most:
             # A narrow() costs as much as the copy. Once the budgets are full they are the same at every step.
@@ -127,12 +133,20 @@ class Holder:
             views[3].copy_(key)
             views[4].copy_(value)
         else:
-            starts = self._rows_of(key_buffer).astype(np.int64)
-            target = torch.as_tensor(starts + self._counts.ravel(), device=key_buffer.device)
-            for buffer, new in ((key_buffer, key), (value_buffer, value)):
-                flat = buffer.view(-1, buffer.shape[-1])
-                flat.index_copy_(0, target, new.reshape(-1, new.shape[-1]).to(buffer.dtype))
+            self._place_apart(key_buffer, key)
+            self._place_apart(value_buffer, value)
         return views[5], views[6]
+
+    def _place_apart(self, buffer: torch.Tensor, new: torch.Tensor) -> None:
+        """Write a new token's rows, each behind what its cache holds."""
+        starts = self._rows_of(buffer).astype(np.int64)
+        target = torch.as_tensor(starts + self._counts.ravel(), device=buffer.device)
+        flat = buffer.view(-1, buffer.shape[-1])
+        flat.index_copy_(0, target, new.reshape(-1, new.shape[-1]).to(buffer.dtype))
+
+    def seen(self, are_tokens: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.int64]:
+        """Return how many slots a new token's queries see, ``(batch, kv_heads)``."""
+        return self._counts + (1 if are_tokens is None else are_tokens[:, None])
 
     def mask(self, are_tokens: npt.NDArray[np.bool_] | None, device: torch.device, q_heads: int) -> torch.Tensor | None:
         """Return which slots the new token sees, ``(batch, 1 or q_heads, 1, slots)``. None for all.

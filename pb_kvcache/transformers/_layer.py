@@ -90,7 +90,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._end_prompt()
         keys, values = key_states, value_states
         self._incoming = (key_states.detach(), value_states.detach())
-        if self._ragged is not None:
+        if self._ragged is not None and self._holder is None:
             self._ragged.append(*self._incoming)
             self._incoming = None
             self.length += new
@@ -171,6 +171,8 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._holder = self._holder.select(order)
         if self._ragged is not None:
             self._ragged = self._ragged.select(rows)
+            if self._holder is not None:
+                self._holder.lay_out(self._ragged.offsets)
         self._show()
 
     @property
@@ -217,7 +219,8 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._mask = padding
         new = query.shape[-2]
         if self._holder is not None:
-            return self._attend_holding(attend, query, padding, Scoring.from_options(options, query.shape[-1]))
+            scoring = Scoring.from_options(options, query.shape[-1])
+            return self._attend_holding(attend, query, padding, scoring, additive)
         if self._ragged is not None:
             later = None if padding is None else padding[:, self.prompt :]
             return self._ragged.attend(attend, query, None if later is None or later.all() else later, additive)
@@ -265,7 +268,12 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         return torch.cat([kept, later], dim=1)
 
     def _attend_holding(
-        self, attend: Attend, query: torch.Tensor, padding: torch.Tensor | None, scoring: Scoring
+        self,
+        attend: Attend,
+        query: torch.Tensor,
+        padding: torch.Tensor | None,
+        scoring: Scoring,
+        additive: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend token by token: the policies see every step, so several tokens equal one at a time."""
         assert self._incoming is not None
@@ -274,14 +282,14 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._incoming = None
         new = query.shape[-2]
         if new == 1:
-            output, row = self._hold_token(attend, query, keys, values, self.seen - 1, padding, scoring)
+            output, row = self._hold_token(attend, query, keys, values, self.seen - 1, padding, scoring, additive)
             outputs, rows = [output], [] if row is None else [row]
         else:
             outputs, rows = [], []
             for token in range(new):
                 one_query, key, value = (tensor.narrow(2, token, 1) for tensor in (query, keys, values))
                 column = self.seen - new + token
-                output, row = self._hold_token(attend, one_query, key, value, column, padding, scoring)
+                output, row = self._hold_token(attend, one_query, key, value, column, padding, scoring, additive)
                 outputs.append(output)
                 rows += [] if row is None else [row]
         if self.length != self._holder.length or self.keys is None:
@@ -301,25 +309,35 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         column: int,
         padding: torch.Tensor | None,
         scoring: Scoring,
+        additive: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend with the one token at `column`, then show the policies what it attended to.
 
         Returns the output, and the model's own weights where its arithmetic gives them.
         """
-        holder, key_buffer, value_buffer = self._holder, self._key_buffer, self._value_buffer
+        holder, ragged = self._holder, self._ragged
+        key_buffer, value_buffer = self._key_buffer, self._value_buffer
+        if ragged is not None:
+            key_buffer, value_buffer = ragged.keys, ragged.values
         assert holder is not None
         assert key_buffer is not None
         assert value_buffer is not None
         are_tokens = None if padding is None else padding[:, column].cpu().numpy()
         with torch.no_grad():
             held, held_values = holder.place(key_buffer, value_buffer, key, value)
-            mask = holder.mask(are_tokens, query.device, query.shape[1])
+            mask = None if ragged is not None else holder.mask(are_tokens, query.device, query.shape[1])
             if query.requires_grad:  # the next token writes into what backward reads
                 held, held_values = held.clone(), held_values.clone()
-        output, row = attend(query, held, held_values, mask)
+        if ragged is None:
+            output, row = attend(query, held, held_values, mask)
+        else:
+            ragged.use(holder.seen(are_tokens))
+            output, row = ragged.attend(attend, query, None, additive)
         if row is not None:
             row = holder.ascending(row.detach())
         weights = holder.weigh(key_buffer, query, scoring, self.budgets.reduce, are_tokens)
+        if weights is None and ragged is not None:
+            held, mask = ragged.padded()[0], holder.mask(are_tokens, query.device, query.shape[1])
         if weights is None:
             with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
                 weights = scoring.decode_weights(query.detach(), held, mask, self.budgets.reduce).cpu().numpy()
@@ -364,7 +382,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.prompt = columns
         hold = self.budgets.hold
         capacity = int(self.decided.max()) + 1 if hold else 0
-        seeds: list[torch.Tensor] | None = [] if hold else None
+        seeds: list[Any] | None = [] if hold else None
         if not hold and (kept == tokens).all():  # nothing to evict
             if self._key_buffer is None:
                 self._append(keys, values)
@@ -372,7 +390,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.ran = ["nothing evicted"] * batch
         else:
             self.ran = []
-            chosen = []
+            chosen: list[Any] = []
             for row in range(batch):
                 where = self._token_columns(row, columns, hold or bool((kept[row] < lengths[row]).any()))
                 try:
@@ -400,14 +418,18 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             if self.decided.ndim == 1:
                 self._gather(keys, values, chosen, kept, capacity)
             else:
-                self._ragged = RaggedRows(keys, values, chosen)
+                self._ragged = RaggedRows(keys, values, chosen, self.decided + 1 if hold else None)
                 self._key_buffer = self._value_buffer = None
                 self.length = int(kept.max())
         if hold:
-            assert self._columns is not None
             assert seeds is not None
-            self._holder = Holder(self.budgets, self.decided, self._columns, kept, seeds)
+            columns_held = self._columns if self._ragged is None else torch.from_numpy(self._ragged.held(columns))
+            assert columns_held is not None
+            self._holder = Holder(self.budgets, self.decided, columns_held, kept, seeds)
             self._columns = self._slot_valid = None
+            if self._ragged is not None:
+                self._ragged.columns = []  # the holder knows them
+                self._holder.lay_out(self._ragged.offsets)
         self._queries = None
         self._show()
 
@@ -504,6 +526,8 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             if isinstance(value, (torch.Tensor, np.ndarray, Holder, RaggedRows)):
                 value = value.clone() if isinstance(value, torch.Tensor) else value.copy()
             setattr(twin, name, value)
+        if twin._holder is not None and twin._ragged is not None:
+            twin._holder.lay_out(twin._ragged.offsets)
         twin.ran = list(self.ran)
         twin._show()
         return twin
@@ -547,6 +571,9 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def head_lengths(self) -> npt.NDArray[np.int64]:
         """Slots in use of every KV head, ``(kv_heads,)``: of the longest sequence."""
+        if self._holder is not None:
+            held: npt.NDArray[np.int64] = self._holder.seen(None).max(axis=0) - 1
+            return held
         if self._ragged is not None:
             longest: npt.NDArray[np.int64] = self._ragged.lengths.max(axis=0)
             return longest
@@ -557,11 +584,11 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Return the kept columns, ``(batch, kv_heads, kept)``, ascending, -1 fills up shorter sequences at the end."""
         if not self._batch:
             return np.empty((0, 0, 0), np.int64)
+        if self._holder is not None:
+            return self._holder.columns()
         if self._ragged is not None:
             return self._only_tokens(self._ragged.held(self.prompt))
         assert self._key_buffer is not None
-        if self._holder is not None:
-            return self._holder.columns()
         batch, kv_heads = self._key_buffer.shape[:2]
         if self._columns is None:
             slots = np.broadcast_to(np.arange(self.length), (batch, kv_heads, self.length)).astype(np.int64)

@@ -28,29 +28,41 @@ class RaggedRows:
         The prompt's, ``(batch, kv_heads, n, head_dim)``. Read during the call only.
     chosen
         For every sequence, for every head, the columns that stay, ascending.
+    rooms
+        Rows of every head, where they never grow.
     """
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, chosen: list[list[torch.Tensor]]) -> None:
+    def __init__(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        chosen: list[list[torch.Tensor]],
+        rooms: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         self.columns = [[columns.to(torch.int32) for columns in heads] for heads in chosen]
         self.kept = np.array([[len(columns) for columns in heads] for heads in chosen], np.int64)
         self.lengths = self.kept.copy()  # (batch, kv_heads), rows in use
-        self._lay_out(keys, values, self.lengths)
+        self._lay_out(keys, values, self._roomy(self.lengths) if rooms is None else rooms)
         for row, heads in enumerate(chosen):
             for head, columns in enumerate(heads):
                 for whole, buffer in ((keys, self.keys), (values, self.values)):
                     place = buffer[row].narrow(0, int(self.starts[row, head]), len(columns))
                     torch.index_select(whole[row, head], 0, columns, out=place)
 
-    def _lay_out(self, keys: torch.Tensor, values: torch.Tensor, needed: npt.NDArray[np.int64]) -> None:
-        """Make buffers like `keys` and `values` with room for so many rows, and a little more."""
-        self.rooms = needed + np.maximum(_ROOM, needed // 64)
-        self.starts = np.zeros_like(needed)
+    @staticmethod
+    def _roomy(needed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return needed + np.maximum(_ROOM, needed // 64)
+
+    def _lay_out(self, keys: torch.Tensor, values: torch.Tensor, rooms: npt.NDArray[np.int64]) -> None:
+        """Make buffers like `keys` and `values` with room for so many rows in every head."""
+        self.rooms = rooms
+        self.starts = np.zeros_like(rooms)
         np.cumsum(self.rooms[:, :-1], axis=1, out=self.starts[:, 1:])
         rows = int(self.rooms.sum(axis=1).max())
         with torch.inference_mode(False):
             # 0 * NaN is NaN: rows without a token must be numbers, because the padded way reads some.
             self.keys, self.values = (
-                torch.zeros(len(needed), rows, like.shape[-1], dtype=like.dtype, device=like.device)
+                torch.zeros(len(rooms), rows, like.shape[-1], dtype=like.dtype, device=like.device)
                 for like in (keys, values)
             )
         self._note_alike()
@@ -93,7 +105,7 @@ class RaggedRows:
 
     def _grow(self, new: int) -> None:
         old, starts = (self.keys, self.values), self.starts
-        self._lay_out(*old, self.lengths + new)
+        self._lay_out(*old, self._roomy(self.lengths + new))
         for row in range(self.batch):
             for head in range(self.kv_heads):
                 length = int(self.lengths[row, head])
@@ -144,17 +156,35 @@ class RaggedRows:
         self, attend: Attend, query: torch.Tensor, later: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Do it in one call: for attention that has parameters of its own for every head."""
-        most, new = int(self.lengths.max()), query.shape[2]
+        key, value = self.padded()
+        most, new = key.shape[2], query.shape[2]
         group = query.shape[1] // self.kv_heads
-        shape = (self.batch, self.kv_heads, most)
-        key, value = (buffer.new_zeros(*shape, buffer.shape[-1]) for buffer in (self.keys, self.values))
         mask = torch.zeros(self.batch, query.shape[1], new, most, dtype=torch.bool, device=query.device)
-        for rows, head, start, length in self._places():
-            key[rows, head, :length] = self.keys[rows].narrow(1, start, length)
-            value[rows, head, :length] = self.values[rows].narrow(1, start, length)
+        for rows, head, _, length in self._places():
             seen = _mask(new, length, None if later is None else later[rows], query.device)
             mask[rows, head * group : (head + 1) * group, :, :length] = True if seen is None else seen
         return attend(query, key, value, mask)
+
+    def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values as wide as the longest head, ``(batch, kv_heads, most, head_dim)``, zeros beyond."""
+        shape = (self.batch, self.kv_heads, int(self.lengths.max()))
+        key, value = (buffer.new_zeros(*shape, buffer.shape[-1]) for buffer in (self.keys, self.values))
+        for rows, head, start, length in self._places():
+            key[rows, head, :length] = self.keys[rows].narrow(1, start, length)
+            value[rows, head, :length] = self.values[rows].narrow(1, start, length)
+        return key, value
+
+    def use(self, lengths: npt.NDArray[np.int64]) -> None:
+        """Say how many rows of every head are in use."""
+        if not np.array_equal(lengths, self.lengths):
+            self.lengths = lengths
+            self._note_alike()
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Where each head begins in the flat buffers ``(batch * rows, head_dim)``, ``(batch, kv_heads)``."""
+        first: npt.NDArray[np.int64] = np.arange(self.batch)[:, None] * self.keys.shape[1]
+        return self.starts + first
 
     def held(self, prompt: int) -> npt.NDArray[np.int64]:
         """Return the columns that every head holds, ``(batch, kv_heads, held)``, ascending, -1 at the end."""
@@ -174,7 +204,7 @@ class RaggedRows:
             twin.keys, twin.values = (
                 buffer.index_select(0, rows.to(buffer.device)) for buffer in (self.keys, self.values)
             )
-        twin.columns = [list(self.columns[row]) for row in order]
+        twin.columns = [list(self.columns[row]) for row in order] if self.columns else []
         twin.kept, twin.lengths = self.kept[order], self.lengths[order]
         twin.starts, twin.rooms = self.starts[order], self.rooms[order]
         twin._note_alike()

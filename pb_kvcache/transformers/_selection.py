@@ -106,7 +106,7 @@ def choose(
     scoring: Scoring,
     *,
     seed: bool,
-) -> tuple[Any, str, torch.Tensor]:
+) -> tuple[Any, str, Any]:
     """Choose the positions of one sequence.
 
     Parameters
@@ -124,7 +124,7 @@ def choose(
     -------
     The positions ``(kv_heads, keep)``, ascending, or a list of vectors where `keep` is an array. What chose them, in
     words. The attention of the window's queries to them, ``(kv_heads, queries, keep)`` in float32, for a policy to
-    start from: empty where `seed` is false or `keep` an array.
+    start from: empty where `seed` is false, a list where `keep` is an array.
     """
     kv_heads, n = keys.shape[:2]
     window = budgets.window
@@ -150,8 +150,10 @@ def choose(
             edge=budgets.edge,
         )
         method = "native kernels" if keys.device.type == "cpu" else f"torch on {keys.device.type}"
-    if not seed or each:
+    if not seed:
         return positions, method, keys.new_empty(0)
     assert weights is not None
     rows = reduce_groups(weights.transpose(0, 1), kv_heads, budgets.reduce).transpose(0, 1)
+    if each:
+        return positions, method, [rows[head].index_select(-1, positions[head]) for head in range(kv_heads)]
     return positions, method, rows.gather(-1, positions[:, None].expand(-1, rows.shape[1], -1))
