@@ -11,6 +11,7 @@ except ModuleNotFoundError as error:  # usually Python found a source tree befor
         "folder to use the installed package, or compile it in place: pip install -e ."
     ) from error
 
+from ._adakv import adakv_budgets
 from ._baselines import H2O, TOVA, FullCache, Scissorhands, SlidingWindow, StreamingLLM
 from ._blocks import BlockMoves, block_moves, block_select, to_blocks, to_mask, to_ranges
 from ._budget import pyramid_budget, pyramid_budgets
@@ -53,6 +54,7 @@ __all__ = [
     "StackLayer",
     "StreamingLLM",
     "__version__",
+    "adakv_budgets",
     "block_moves",
     "block_select",
     "compact",

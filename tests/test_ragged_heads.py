@@ -157,6 +157,45 @@ def test_reordered_repeated_and_copied_sequences_go_on_as_their_sources(lengths)
     torch.testing.assert_close(got, expected.repeat_interleave(2, 0), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("decode", ["grow", "hold"])
+@pytest.mark.parametrize(("family", "attention"), [("llama", "sdpa"), ("gpt-oss", "eager"), ("gpt2", "sdpa")])
+def test_adakv_divides_a_layers_positions_over_its_heads(family, attention, decode):
+    model = used(family, attention)
+    cache = BudgetedCache(model.config, budget=14, ratio=2, heads="adakv", decode=decode, **COMMON)
+    full = Masked(family)
+    run(model, tokens(60), cache)
+    full(tokens(60))
+    layers = list(cache.compressed_layers)
+    equal = BudgetedCache(model.config, budget=14, ratio=2, **COMMON)
+    run(model, tokens(60), equal)
+    assert cache.head_lengths[layers].sum(axis=1).tolist() == (equal.lengths[layers] * heads_of(model)).tolist()
+    assert (cache.head_lengths[layers].min(axis=1) < cache.head_lengths[layers].max(axis=1)).any()
+    for step in range(12):
+        full.evict(cache, 60 + (step if decode == "hold" else 0))
+        more = tokens(1, seed=step)
+        torch.testing.assert_close(run(model, more, cache), full(more), atol=1e-5, rtol=1e-5)
+    assert "heads by AdaKV with alpha 0.2" in repr(cache)
+
+
+@pytest.mark.parametrize("decode", ["grow", "hold"])
+def test_adakv_divides_for_every_sequence_of_a_batch(decode):
+    model = used("llama")
+    lengths = [50, 31, 15, 6, 2]
+    ids, mask = padded(lengths, 50)
+    options = {"budget": 14, "heads": "adakv", "decode": decode, **COMMON}
+    batch = BudgetedCache(model.config, **options)
+    got = [run(model, ids, batch, mask)[:, -1:]]
+    for seed in range(6):
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        got.append(run(model, tokens(1, 5, seed=seed), batch, mask))
+    for row, length in enumerate(lengths):
+        alone = BudgetedCache(model.config, **options)
+        expected = [run(model, ids[row : row + 1, 50 - length :], alone)[:, -1:]]
+        expected += [run(model, tokens(1, 5, seed=seed)[row : row + 1], alone) for seed in range(6)]
+        for one, many in zip(expected, got, strict=True):
+            torch.testing.assert_close(many[row : row + 1], one, atol=1e-5, rtol=1e-5)
+
+
 def test_generate_with_a_plan_file(tmp_path):
     model = used("llama")
     path = tmp_path / "heads.json"
@@ -269,6 +308,9 @@ def test_hold_with_equal_heads_is_hold_with_a_layer_plan():
             r"plan: gives layer 1 head 1 a budget of 4, every head needs .* 5",
         ),
         (np.full((4, 2), 12), {"ratio": 2}, "plan and ratio"),
+        (np.full((4, 2), 12), {"heads": "adakv"}, "plan and heads"),
+        (np.full((4, 2), 12), {"alpha": 2}, "alpha = 2: must be between 0 and 1"),
+        (np.full((4, 2), 12), {"heads": "mine"}, "heads = 'mine': must be one of adakv"),
     ],
 )
 def test_plans_that_do_not_fit_are_refused(budgets, options, message):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from .._amount import Amount, Curve, Kind, only_one
+from .._checks import real
 from .._head_plan import HeadPlan
 from .._options import REDUCE, at_least, choice, pooling_options
 from .._plan import LayerPlan, plan
@@ -19,6 +20,8 @@ from .._plan_file import load_plan
 _DEFAULT_BUDGET = 512
 #: Whether a layer stays at its budget while tokens are generated.
 _HOLDS = {"grow": False, "hold": True}
+#: Whether the heads of a layer divide its positions by their scores.
+_HEADS = {"adakv": True}
 #: Whether the prompt may come in several calls.
 _CHUNKED = {"prompt": False, "decode": True}
 
@@ -51,6 +54,8 @@ class Budgets:
         reduce: str,
         decode: str,
         compress: str,
+        heads: str | None = None,
+        alpha: Any = 0.2,
     ) -> None:
         # How positions are chosen.
         self.num_layers = num_layers
@@ -60,6 +65,10 @@ class Budgets:
         self.pooling, self.edge, self.reduce = pooling, edge, reduce
         self.hold = choice("decode", decode, _HOLDS)
         self.chunked = choice("compress", compress, _CHUNKED)
+        self.adakv = heads is not None and choice("heads", heads, _HEADS)
+        self.alpha = real("alpha", alpha)
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha = {self.alpha:g}: must be between 0 and 1")
 
         # How many, and how they are divided: a plan says both.
         amounts: dict[Kind, Any] = {"budget": budget, "memory": memory, "fraction": fraction}
@@ -71,6 +80,8 @@ class Budgets:
                     raise ValueError(f"plan and {name}: the plan already says what every layer keeps")
             self.amount = Amount.of("total", int(self.plan.sum()))
             self.curve = Curve("weights", weights=self.plan.ravel().astype(np.float64))
+            if self.plan.ndim == 2 and self.adakv:
+                raise ValueError("plan and heads: a HeadPlan already says what every KV head keeps")
             if self.plan.ndim == 2 and ranks > 1:
                 raise ValueError("plan: is a HeadPlan, and the model's heads are divided over ranks; use a LayerPlan")
         else:
@@ -78,6 +89,8 @@ class Budgets:
                 ratio = default_ratio
             self.curve = Curve.of(num_layers, None, ratio, beta, weights, layer="full-attention layer")
             self.amount = self._check_amount(amounts)
+        if self.adakv and ranks > 1:
+            raise ValueError("heads = 'adakv': compares the heads of a layer, which are divided over ranks")
         self.ranks = ranks  # that the heads of a layer are divided over
         self.warned_of_gradients = False
         self.failed_layer: int | None = None  # whose attention has not come to its end
@@ -210,6 +223,7 @@ class Budgets:
         return (
             f"{self._describe_amount()}, {self._describe_curve()}, window {self.window}, kernel {self.kernel}, "
             f"{self.pooling} pooling, {self.reduce} over a group"
+            + (f", heads by AdaKV with alpha {self.alpha:g}" if self.adakv else "")
         )
 
     def _describe_amount(self) -> str:

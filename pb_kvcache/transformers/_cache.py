@@ -80,6 +80,13 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         done. ``"decode"``: the prompt comes in several calls (``prefill_chunk_size`` of ``generate``), and layers are
         compressed at the first call with a single token. Until then everything is held.
 
+    heads
+        None: all KV heads of a layer keep the same. ``"adakv"``: the layer's positions go to the heads whose scores are
+        highest (arXiv 2407.11550), for each sequence. The layer's total stays what it is. See
+        :func:`pb_kvcache.adakv_budgets`.
+    alpha
+        The part of the budget, the window not counted, that every head is sure of with ``"adakv"``.
+
     Raises
     ------
     TypeError, ValueError
@@ -113,6 +120,8 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         reduce: str = "mean",
         decode: str = "grow",
         compress: str = "prompt",
+        heads: str | None = None,
+        alpha: float = 0.2,
     ) -> None:
         if isinstance(config, PreTrainedModel):
             raise TypeError("config: is a model; pass model.config")
@@ -157,6 +166,8 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             reduce=reduce,
             decode=decode,
             compress=compress,
+            heads=heads,
+            alpha=alpha,
         )
         for index, layer in enumerate(self.compressed_layers):
             layers[layer] = BudgetedLayer(self._budgets, index, layer)

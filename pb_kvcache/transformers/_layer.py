@@ -391,13 +391,17 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         else:
             self.ran = []
             chosen: list[Any] = []
+            adakv = self.budgets.adakv
+            apart = adakv or self.decided.ndim == 2  # every head has columns of its own
+            if adakv:
+                self.decided, kept = (np.repeat(one[:, None], keys.shape[1], axis=1) for one in (self.decided, kept))
             for row in range(batch):
                 where = self._token_columns(row, columns, hold or bool((kept[row] < lengths[row]).any()))
                 try:
                     picked, method, seed = choose(
                         self._queries[row],
                         keys[row] if where is None else keys[row][:, where],
-                        kept[row] if self.decided.ndim == 2 else int(kept[row]),
+                        kept[row] if apart and not adakv else int(kept[row].max()),
                         self.budgets,
                         self._scoring,
                         seed=hold,
@@ -407,15 +411,18 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
                         f"layer {self.model_layer}: positions of sequence {row} cannot be ranked by the attention to "
                         f"them: {error}"
                     ) from error
-                if self.decided.ndim == 2:
+                if apart:
                     picked = [columns_of if where is None else where[columns_of] for columns_of in picked]
+                    counts = [len(columns_of) for columns_of in picked]
+                    if counts != kept[row].tolist():  # AdaKV has divided the layer's positions
+                        kept[row] = self.decided[row] = counts
                 elif where is not None:
                     picked = where[picked]
                 chosen.append(picked)
                 self.ran.append(method)
                 if seeds is not None:
                     seeds.append(seed)
-            if self.decided.ndim == 1:
+            if not apart:
                 self._gather(keys, values, chosen, kept, capacity)
             else:
                 self._ragged = RaggedRows(keys, values, chosen, self.decided + 1 if hold else None)

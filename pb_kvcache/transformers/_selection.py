@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .._adakv import adakv_budgets
 from .._qk import scores_from_qk
 from .._score import window_scores
 from .._select import select_from_scores
@@ -132,7 +133,7 @@ def choose(
     weights = None
     if seed or not scoring.plain:
         weights = scoring.window_weights(query, keys)
-    each = isinstance(keep, np.ndarray)
+    each = isinstance(keep, np.ndarray) or budgets.adakv
     if np.all(keep >= n):
         positions: Any = torch.arange(n, device=keys.device).repeat(kv_heads, 1)
         method = "nothing evicted"
@@ -141,6 +142,16 @@ def choose(
             scores = scores_from_qk(query, keys, scale=scoring.scale, reduce=budgets.reduce)
         else:
             scores = window_scores(weights, num_kv_heads=kv_heads, reduce=budgets.reduce)
+        if budgets.adakv:
+            keep = adakv_budgets(
+                scores,
+                int(keep),
+                window=window,
+                kernel=budgets.kernel,
+                pooling=budgets.pooling,
+                edge=budgets.edge,
+                alpha=budgets.alpha,
+            )
         positions = select_from_scores(
             scores,
             keep.tolist() if isinstance(keep, np.ndarray) else keep,
