@@ -17,6 +17,7 @@ from ._blocks import BlockMoves, block_moves, block_select, to_blocks, to_mask, 
 from ._budget import pyramid_budget, pyramid_budgets
 from ._choose import select_top
 from ._compact import compact
+from ._curves import CurveSet
 from ._divide import divide
 from ._errors import CacheFullError
 from ._groups import LayerGroup, LayerGroups
@@ -39,6 +40,7 @@ __all__ = [
     "TOVA",
     "BlockMoves",
     "CacheFullError",
+    "CurveSet",
     "FullCache",
     "HeadPlan",
     "LayerCache",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._amount import TotalError
 from ._bounds import Bounds
 from ._checks import natural, shown, uint32_array
 from ._errors import status_text
@@ -64,25 +65,9 @@ def divide(
     >>> divide([10, 20, 40], [[0.5, 0.1, 0.0], [0.8, 0.7, 0.1]], 60).budgets
     array([20, 40], dtype=uint32)
     """
-    points = uint32_array("grid", grid, 1)
-    if len(points) == 0:
-        raise ValueError("grid: must have one budget or more")
-    for i, point in enumerate(points.tolist()):
-        if point <= (int(points[i - 1]) if i else 0):
-            raise ValueError(f"grid[{i}] = {point}: must be above 0 and above the one before it")
-    values = plain_array("losses", losses, "real numbers")
-    if values.dtype.kind not in "fiu":
-        raise TypeError(f"losses: must be an array of real numbers, not of dtype {values.dtype}")
-    if values.ndim not in (2, 3) or values.shape[-1] != len(points) or values.size == 0:
-        raise ValueError(
-            f"losses: has shape {values.shape}, must be (layers, {len(points)}) or (layers, heads, {len(points)})"
-        )
-    values = np.ascontiguousarray(values, np.float64)
+    points, values = checked_curves(grid, losses)
     shape = values.shape[:-1]
     units = int(np.prod(shape))
-    if not np.isfinite(values).all():
-        where = tuple(int(index) for index in np.argwhere(~np.isfinite(values))[0])
-        raise ValueError(f"losses[{', '.join(map(str, where))}] = {values[where]}: must be finite")
     positions = natural("total", total)
     bounds = Bounds.of(
         units,
@@ -107,6 +92,29 @@ def divide(
         maximum=bounds.maximum,
         multiple_of=bounds.multiple_of,
     )
+
+
+def checked_curves(
+    grid: npt.ArrayLike, losses: npt.ArrayLike, *, heads: bool = False
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]:
+    """Return a grid and its losses, checked as :func:`divide` says. With `heads`, of layers and heads alone."""
+    points = uint32_array("grid", grid, 1)
+    if len(points) == 0:
+        raise ValueError("grid: must have one budget or more")
+    for i, point in enumerate(points.tolist()):
+        if point <= (int(points[i - 1]) if i else 0):
+            raise ValueError(f"grid[{i}] = {point}: must be above 0 and above the one before it")
+    values = plain_array("losses", losses, "real numbers")
+    if values.dtype.kind not in "fiu":
+        raise TypeError(f"losses: must be an array of real numbers, not of dtype {values.dtype}")
+    if values.ndim not in ((3,) if heads else (2, 3)) or values.shape[-1] != len(points) or values.size == 0:
+        layers = "" if heads else f"(layers, {len(points)}) or "
+        raise ValueError(f"losses: has shape {values.shape}, must be {layers}(layers, heads, {len(points)})")
+    values = np.ascontiguousarray(values, np.float64)
+    if not np.isfinite(values).all():
+        where = tuple(int(index) for index in np.argwhere(~np.isfinite(values))[0])
+        raise ValueError(f"losses[{', '.join(map(str, where))}] = {values[where]}: must be finite")
+    return points, values
 
 
 def _flat(name: str, bound: Any, shape: tuple[int, ...]) -> Any:
@@ -160,5 +168,5 @@ def _refusal(status: int, units: int, total: int, bounds: Bounds) -> ValueError:
         return ValueError(bounds.without_block(units))
     if status == lib.PB_KVCACHE_ERROR_PLAN_MINIMUM:
         least = int(bounds.in_blocks(units)[0].sum())
-        return ValueError(f"total = {total}: must be at least {least}, the sum of the {units} minimums")
+        return TotalError(total, f"must be at least {least}, the sum of the {units} minimums", least)
     return ValueError(status_text(status))

@@ -35,9 +35,12 @@ def read_plans(path: str | os.PathLike[str]) -> list[LayerPlan | HeadPlan]:
 
 
 def _made(entry: Any) -> LayerPlan | HeadPlan:
-    if isinstance(entry, Mapping) and "num_kv_heads" in entry:
-        return HeadPlan.from_dict(entry)
-    return LayerPlan.from_dict(entry)
+    if not isinstance(entry, Mapping) or "budgets" not in entry:
+        raise ValueError("neither a layer plan nor a head plan: it has no budgets")
+    # By the budgets: what "pb-kvcache plan --json" prints of a layer plan has num_kv_heads as well.
+    budgets = entry["budgets"]
+    heads = isinstance(budgets, list) and len(budgets) > 0 and isinstance(budgets[0], list)
+    return HeadPlan.from_dict(entry) if heads else LayerPlan.from_dict(entry)
 
 
 def _units(plan: LayerPlan | HeadPlan) -> int:
