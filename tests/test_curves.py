@@ -76,7 +76,7 @@ def test_a_plan_is_what_divide_makes_of_the_curves() -> None:
         curves.plan(3, total=4)
     with pytest.raises(ValueError, match="total = 40: must be at least 64, the sum of the 4 minimums"):
         curves.plan(10)
-    with pytest.raises(ValueError, match="losses.* = inf: must be finite"):
+    with pytest.raises(ValueError, match=r"losses.* = inf: must be finite"):
         CurveSet([1], np.full((1, 2, 1), 1e308)).layer_plan(1)
 
 
@@ -194,13 +194,13 @@ def test_damaged_bytes_are_refused_or_read_alike(place: int, byte: int, cut: boo
         else:
             content[place] = byte
         path.write_bytes(content)
+        refusal = ""
         try:
             read = CurveSet.load(path)
         except ValueError as error:
-            assert "curves.npz: " in str(error)
-        else:  # members are checksummed: what was hit means nothing
-            assert not cut
-            assert read == curves
+            refusal = str(error)
+        # Members are checksummed: where it is read, what was hit means nothing.
+        assert "curves.npz: " in refusal or (not cut and read == curves)
 
 
 @pytest.mark.parametrize(

@@ -236,8 +236,8 @@ def test_what_is_held_is_what_the_plan_says():
     run(model, tokens(200), cache)
     held = _tensor_bytes() - before
     assert cache.nbytes == held
-    # Beside the rows, 8 spare ones in each of 8 heads, and the column of each row kept in 4 bytes.
-    assert held == plan.nbytes(8, "float32") + 8 * 8 * 2 * 8 * 4 + 4 * plan.total
+    # Beside the rows, 8 spare ones in each of 8 heads, the column of each row in 4 bytes, and 8 bytes a head.
+    assert held == plan.nbytes(8, "float32") + 8 * 8 * 2 * 8 * 4 + 4 * plan.total + 8 * 8
     assert cache.nbytes_full == 200 * 4 * 2 * 2 * 8 * 4
     report = str(cache.report())
     assert f"{plan.budgets[0].min()} to {plan.budgets[0].max()}" in report
