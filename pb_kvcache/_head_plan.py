@@ -13,6 +13,9 @@ from ._dtypes import cache_nbytes
 from ._plan import LayerPlan, plan
 from ._tensor import plain_array
 
+#: From the smallest budget to the largest, in :meth:`HeadPlan.picture`.
+SHADES = "▁▂▃▄▅▆▇█"
+
 
 class HeadPlan:
     """What every KV head of every layer keeps.
@@ -88,6 +91,34 @@ class HeadPlan:
         """Return the bytes of all keys and values, as :meth:`LayerPlan.nbytes` counts them."""
         return cache_nbytes(self.total, 1, head_dim, dtype)
 
+    def picture(self, shades: str = SHADES, width: int = 80) -> str:
+        """Return a picture of the budgets: a line for each KV head, a character for each layer, and a legend.
+
+        Parameters
+        ----------
+        shades
+            Characters from the smallest budget to the largest. They are steps of the logarithm.
+        width
+            Most characters of a line. Where there are more layers, the others follow below.
+        """
+        if len(shades) < 2 or width < 20:
+            raise ValueError("shades, width: must be two characters or more, and 20 or more")
+        logs = np.log2(self.budgets.astype(np.float64))
+        low, high = float(logs.min()), float(logs.max())
+        steps = np.zeros(logs.shape, int)
+        if high > low:
+            steps = np.rint((logs - low) / (high - low) * (len(shades) - 1)).astype(int)
+        names = [f"head {head}" for head in range(self.num_kv_heads)]
+        margin = max(len(names[-1]), len("layer")) + 1
+        lines = []
+        for start in range(0, self.num_layers, width - margin):
+            end = min(self.num_layers, start + width - margin)
+            lines.append("layer".ljust(margin) + _scale(start, end))
+            for head, name in enumerate(names):
+                lines.append(name.ljust(margin) + "".join(shades[step] for step in steps[start:end, head]).rstrip())
+        lines.append(f"{shades[0]} {self.budgets.min()} .. {shades[-1]} {self.budgets.max()} positions")
+        return "\n".join(lines)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain numbers and lists, ready for JSON."""
         return {
@@ -154,3 +185,12 @@ class HeadPlan:
             f"total {self.total} positions in {self.num_layers} layers of {self.num_kv_heads} KV heads, {mean:.1f} each"
         )
         return "\n".join(lines)
+
+
+def _scale(start: int, end: int) -> str:
+    """Return the numbers of the layers `start` to `end` above their columns: every tenth, and the first."""
+    text = ""
+    for layer in range(start, end):
+        if (layer == start or layer % 10 == 0) and len(text) <= layer - start:
+            text = text.ljust(layer - start) + str(layer) + " "
+    return text.rstrip()

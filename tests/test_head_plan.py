@@ -88,3 +88,23 @@ def test_members_that_are_missing_are_named() -> None:
         HeadPlan.from_dict({"num_layers": 1, "num_kv_heads": 1, "budgets": [[1]]})
     with pytest.raises(TypeError, match="must be a mapping"):
         HeadPlan.from_dict([])  # type: ignore[arg-type]
+
+
+def test_a_picture_has_a_line_a_head_and_a_character_a_layer():
+    plan = HeadPlan([[8, 64], [16, 64], [32, 8], [64, 11]])
+    assert plan.picture(".+#").splitlines() == [
+        "layer  0",
+        "head 0 .++#",
+        "head 1 ##..",
+        ". 8 .. # 64 positions",
+    ]
+    wide = HeadPlan(np.full((30, 1), 5))
+    assert wide.picture("ab", width=20).splitlines()[:4] == [
+        "layer  0         10",
+        "head 0 aaaaaaaaaaaaa",
+        "layer  13     20",
+        "head 0 aaaaaaaaaaaaa",
+    ]
+    assert max(map(len, HeadPlan(np.arange(1, 1001).reshape(200, 5)).picture().splitlines())) <= 80
+    with pytest.raises(ValueError, match="shades, width: must be two characters"):
+        plan.picture("#")

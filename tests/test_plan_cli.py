@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pb_kvcache import LayerPlan, cli, plan
+from pb_kvcache import CurveSet, LayerPlan, cli, load_plan, plan
 from pb_kvcache._meta_run import cached_layers
 from pb_kvcache._model_config import FAMILIES, read_config
 from pb_kvcache.cli.plan import format_size, parse_size
@@ -390,3 +391,78 @@ def test_known_families_have_their_class_s_defaults_for_every_member(family: str
     if family != "gemma3_text":  # which its own parts alone contain
         nested = {"model_type": "llava", "text_config": content}
         assert read_config(config(tmp_path, nested)).layers == cached_layers(nested)[1]
+
+
+# ---- curves of heads ----
+
+
+@pytest.fixture
+def curves(tmp_path: Path) -> CurveSet:
+    """Write two layers of three heads: the first head of layer 1 wants the most."""
+    losses = np.array(
+        [[[0.4, 0.2, 0.1], [0.2, 0.1, 0.1], [0.1, 0.1, 0.1]], [[9, 4, 0.5], [0.3, 0.2, 0], [1, 0.5, 0.1]]]
+    )
+    made = CurveSet([16, 64, 256], losses)
+    made.save(tmp_path / "curves.npz")
+    made.save(tmp_path / "curves.npy")
+    return made
+
+
+def test_curves_make_a_plan_of_the_heads_at_any_total(curves: CurveSet, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "curves.npz"
+    by_budget = answer(capsys, "--curves", file, "--budget", 64)
+    assert by_budget["budgets"] == curves.plan(64).budgets.tolist()
+    assert by_budget["total"] == 6 * 64
+    # 6 heads: 1 MiB is 4096 positions of 64 float16 elements for keys and values, all heads at their most is 1536.
+    whole = answer(capsys, "--curves", file, "--memory", "1MiB", "--head-dim", 64)
+    assert whole["budgets"] == [[256] * 3] * 2
+    assert whole["nbytes"] == 1536 * 256
+    part = answer(capsys, "--curves", file, "--memory", "100KiB", "--head-dim", 64, "--block", 16)
+    assert part["total"] == 400
+    assert np.array(part["budgets"]).max() == part["budgets"][1][0]
+    assert not (np.array(part["budgets"]) % 16).any()
+    assert answer(capsys, "--curves", file, "--fraction", 0.25, "--sequence", 200)["total"] == 300
+    assert np.max(answer(capsys, "--curves", file, "--budget", 64, "--max", 100)["budgets"]) <= 100
+    plain = answer(capsys, "--curves", tmp_path / "curves.npy", "--grid", "16,64,256", "--total", 384)
+    assert plain["budgets"] == by_budget["budgets"]
+
+
+def test_a_plan_of_heads_is_shown_written_and_drawn(curves: CurveSet, tmp_path: Path, capsys: Capture) -> None:
+    pytest.importorskip("matplotlib")
+    output, plot = tmp_path / "plan.json", tmp_path / "heads.png"
+    arguments = ["--curves", tmp_path / "curves.npz", "--budget", 64, "--head-dim", 64, "--sequence", 1024]
+    assert cli.main(["plan", *map(str, arguments), "-o", str(output), "--plot", str(plot)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    heads = curves.plan(64)
+    assert load_plan(output) == heads
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert shown[:5] == heads.picture().splitlines()
+    assert shown[5:] == [
+        "total 384 positions in 2 layers of 3 KV heads, 64.0 each",
+        "96 KiB for heads of 64 float16 elements",
+        "saves 93.8% of the full cache at 1024 tokens",
+    ]
+    assert cli.main(["plan", "--layers", "4", "--budget", "64", "-o", str(output)]) == 0
+    assert load_plan(output) == plan(4, 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", 64, "--ratio", 2], "--curves and --ratio: the curves already say"),
+        (["--budget", 64, "--kv-heads", 2], "--curves and --kv-heads"),
+        (["--memory", "1MiB"], "--memory: needs --head-dim"),
+        (["--fraction", 0.5], "--fraction: needs --sequence"),
+        (["--budget", 8], "must be at least 96, the sum of the 6 minimums"),
+        (["--budget", 64, "--grid", "1,2"], "not a plain array"),
+        (["--budget", 64, "--grid", "1,x"], "--grid 1,x: must be integers"),
+    ],
+)
+def test_what_does_not_go_with_curves_is_refused(
+    curves: CurveSet, arguments: list[object], message: str, tmp_path: Path, capsys: Capture
+) -> None:
+    assert message in refusal(capsys, "--curves", tmp_path / "curves.npz", *arguments)
+
+
+def test_a_grid_without_curves_is_refused(capsys: Capture) -> None:
+    assert "--grid: is of curves" in refusal(capsys, "--layers", 4, "--budget", 8, "--grid", "1,2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,17 @@ def test_what_is_no_plan_is_refused_and_leaves_what_was_there(tmp_path: Path) ->
     save_plan(path, plan(4, 64))
     with pytest.raises((TypeError, ValueError), match="budget"):
         load_plan(path, 0)
+
+
+def test_what_the_command_prints_of_a_layer_plan_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    made = plan(4, 64)
+    path.write_text(json.dumps(made.to_dict() | {"num_kv_heads": 8}))
+    assert load_plan(path) == made
+    for text in ("{}", "[]", "[[1]]", '{"num_kv_heads": 3}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"plan\.json: not a plan"):
+            load_plan(path)
+    path.write_text('{"num_layers": 2}')
+    with pytest.raises(ValueError, match=r"plan\.json: not a plan: neither a layer plan nor a head plan"):
+        load_plan(path)

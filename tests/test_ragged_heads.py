@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from transformers.cache_utils import DynamicCache  # noqa: E402
 from pb_kvcache import HeadPlan, save_plan  # noqa: E402
 from pb_kvcache.transformers import BudgetedCache, use  # noqa: E402
 
-from .test_transformers import COMMON, COMPRESSED, WINDOW, Masked, _tensor_bytes, padded, run, tokens, used  # noqa: E402
+from .test_transformers import CACHE, COMMON, COMPRESSED, WINDOW, Masked, _tensor_bytes, padded, run, tokens, used  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -225,6 +227,27 @@ def test_a_prompt_within_the_budgets_is_dynamic_cache_bit_for_bit():
     for count in (60, 1, 1):
         more = tokens(count, seed=count)
         assert torch.equal(run(model, more, cache), run(model, more, full))
+
+
+@pytest.mark.parametrize("decode", ["grow", "hold"])
+def test_a_cache_may_be_filled_in_one_gradient_mode_and_used_in_another(decode):
+    model = used("llama")
+    answers = []
+    for modes in (
+        [torch.inference_mode, torch.enable_grad, torch.no_grad],
+        [torch.no_grad] * 3,
+        [torch.enable_grad] * 3,
+    ):
+        cache = BudgetedCache(model.config, plan=head_plan(model), decode=decode, **COMMON)
+        for step, mode in enumerate(modes):
+            with mode(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # gradients do not flow through what is held
+                for seed in range(12 if step else 1):
+                    more = tokens(1, seed=seed) if step else tokens(50)
+                    last = model(more, use_cache=True, **{CACHE: cache}).logits
+        answers.append(last.detach().clone())
+    torch.testing.assert_close(answers[1], answers[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(answers[2], answers[0], atol=1e-5, rtol=1e-5)
 
 
 def test_what_is_held_is_what_the_plan_says():

@@ -11,12 +11,13 @@ from typing import Any
 
 from rich.table import Table
 
-from .. import LayerPlan, plan
-from .._amount import SHAPES, Amount
+from .. import CurveSet, HeadPlan, LayerPlan, plan, save_plan
+from .._amount import SHAPES, Amount, Kind
 from .._checks import positive
 from .._dtypes import DTYPE_BITS, dtype_bits
 from .._files import replacing
 from .._filled_cache import LayerCache, common
+from .._head_plan import SHADES
 from .._model_config import FAMILIES, read_config
 from .._text import read_json
 from ._output import console, print_json, print_table
@@ -48,6 +49,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "sliding window, and those that hold no keys and values, are left out of the plan. Needs the extra "
         f"'transformers' for families other than {', '.join(FAMILIES)}",
     )
+    which.add_argument(
+        "--curves",
+        metavar="FILE",
+        help="a curve file: what every KV head loses at a few budgets. Gives a plan of the heads",
+    )
+    model.add_argument(
+        "--grid", metavar="LIST", help="with a plain array of curves: its budgets, 16,64,256 for example"
+    )
     model.add_argument("--kv-heads", type=int, metavar="N", help="key-value heads of a layer")
     model.add_argument("--head-dim", type=int, metavar="N", help="elements of a head")
     model.add_argument("--dtype", metavar="NAME", help=f"element type: {', '.join(DTYPE_BITS)} (default float16)")
@@ -63,12 +72,20 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     form.add_argument("--ratio", type=float, metavar="R", help="first layer over last (default 4)")
     form.add_argument("--beta", type=float, metavar="B", help="the paper's parameter: a ratio of 2 * B - 1")
     form.add_argument("--weights", metavar="LIST", help="one per planned layer: 3,2.5,1 or a file with a JSON array")
-    form.add_argument("--min", type=int, default=1, metavar="N", help="fewest positions of a layer (default 1)")
-    form.add_argument("--max", type=int, metavar="N", help="most positions of a layer (default: the sequence)")
+    form.add_argument(
+        "--min",
+        type=int,
+        metavar="N",
+        help="fewest positions of a layer (default 1), or of a head (default the curves' first)",
+    )
+    form.add_argument("--max", type=int, metavar="N", help="most positions of a layer or head (default: the sequence)")
     form.add_argument("--sequence", type=int, metavar="N", help="length of the sequence (default: --max)")
     form.add_argument("--block", type=int, default=1, metavar="N", help="budgets are multiples of this (default 1)")
     form.add_argument("--groups", type=int, metavar="N", help="also join the layers in at most N groups")
 
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write the plan to a file, for every place that takes one"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--plot", metavar="FILE", help="draw the budgets (needs pb-kvcache[plot])")
     parser.set_defaults(run=run)
@@ -156,7 +173,7 @@ class _Request:
             "ratio": args.ratio,
             "beta": args.beta,
             "weights": None if args.weights is None else _weights(args.weights),
-            "minimum": args.min,
+            "minimum": 1 if args.min is None else args.min,
             "maximum": maximum,
             "multiple_of": args.block,
         }
@@ -231,7 +248,13 @@ class _Request:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
+    if args.curves is not None:
+        return _run_curves(args)
+    if args.grid is not None:
+        raise ValueError("--grid: is of curves; give --curves")
     request = _Request(args)
+    if args.output is not None:
+        save_plan(args.output, request.plan)
     summary = request.summary()
     groups = None if args.groups is None else request.plan.groups(args.groups)
     if args.plot is not None:
@@ -256,6 +279,70 @@ def run(args: argparse.Namespace) -> int:
     for line in lines:
         target.print(line, highlight=False, soft_wrap=True)
     return 0
+
+
+def _run_curves(args: argparse.Namespace) -> int:
+    """Print the plan of the heads that a curve file gives."""
+    for name in ("shape", "ratio", "beta", "weights", "groups", "kv_heads"):
+        if getattr(args, name) is not None:
+            raise ValueError(
+                f"--curves and --{name.replace('_', '-')}: the curves already say how the total is divided"
+            )
+    grid = None if args.grid is None else _grid(args.grid)
+    curves = CurveSet.load(args.curves, grid)
+    units = curves.num_layers * curves.num_kv_heads
+    sequence = args.max if args.sequence is None else args.sequence
+    dtype = args.dtype or "float16"
+    if args.memory is not None and args.head_dim is None:
+        raise ValueError("--memory: needs --head-dim")
+    amounts: dict[Kind, Any] = {"budget": args.budget, "total": args.total, "fraction": args.fraction}
+    amounts["memory"] = None if args.memory is None else parse_size(args.memory)
+    amount = Amount.one_of(amounts)
+    assert amount is not None  # argparse asks for one
+    if args.fraction is not None and sequence is None:
+        raise ValueError("--fraction: needs --sequence, or --max")
+    bits = 2 * positive("head_dim", args.head_dim or 1) * dtype_bits(dtype)
+    total = amount.total(units, position_bits=bits, length=sequence or 0, multiple_of=args.block)
+    most = sequence if args.max is None else args.max
+    plan_of_heads = curves.plan(
+        total=total,
+        minimum=args.min,
+        maximum=most,
+        multiple_of=args.block,
+    )
+    if args.output is not None:
+        save_plan(args.output, plan_of_heads)
+    if args.plot is not None:
+        _draw_heads(plan_of_heads, args.plot)
+    nbytes = None if args.head_dim is None else plan_of_heads.nbytes(args.head_dim, dtype)
+    if args.json:
+        print_json(
+            plan_of_heads.to_dict()
+            | {"head_dim": args.head_dim, "dtype": dtype, "nbytes": nbytes, "sequence_length": sequence}
+        )
+        return 0
+    target = console()
+    try:
+        SHADES.encode(target.encoding)
+        shades = SHADES
+    except UnicodeEncodeError:
+        shades = ".:-=+*#@"
+    lines = [*plan_of_heads.picture(shades).splitlines(), str(plan_of_heads).splitlines()[-1]]
+    if nbytes is not None:
+        lines.append(f"{format_size(nbytes)} for heads of {args.head_dim} {dtype} elements")
+    if sequence is not None:
+        saving = 1 - plan_of_heads.total / (units * sequence)
+        lines.append(f"saves {saving:.1%} of the full cache at {sequence} tokens")
+    for line in lines:
+        target.print(line, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _grid(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--grid {text}: must be integers with commas between them") from None
 
 
 def _table(request: _Request) -> Table:
@@ -304,13 +391,16 @@ def _lines(request: _Request, summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _draw(request: _Request, path: str) -> None:
-    """Draw the planned layers' budgets to a file."""
+def _figure_module() -> Any:
     try:
-        figure_module = importlib.import_module("matplotlib.figure")
+        return importlib.import_module("matplotlib.figure")
     except ImportError:
         raise ImportError("--plot: needs matplotlib: pip install 'pb-kvcache[plot]'") from None
-    figure = figure_module.Figure(figsize=(7, 3.5), layout="constrained")
+
+
+def _draw(request: _Request, path: str) -> None:
+    """Draw the planned layers' budgets to a file."""
+    figure = _figure_module().Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
     axes.bar(request.planned, request.plan.budgets, width=0.9, color="#4477aa")
     mean = request.plan.total / request.plan.num_layers
@@ -319,6 +409,23 @@ def _draw(request: _Request, path: str) -> None:
     axes.set_ylabel("positions")
     axes.set_title(str(request.plan).splitlines()[-1].partition(";")[0], fontsize=10)
     axes.legend(frameon=False)
+    _write_figure(figure, path)
+
+
+def _draw_heads(heads: HeadPlan, path: str) -> None:
+    """Draw the budgets of all heads to a file: layers across, heads down."""
+    figure = _figure_module().Figure(figsize=(8, 1.5 + 0.25 * heads.num_kv_heads), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(heads.budgets.T, aspect="auto", cmap="viridis", norm="log")
+    axes.set_xlabel("layer")
+    axes.set_ylabel("KV head")
+    axes.set_yticks(range(heads.num_kv_heads))
+    axes.set_title(str(heads).splitlines()[-1], fontsize=10)
+    figure.colorbar(image, label="positions")
+    _write_figure(figure, path)
+
+
+def _write_figure(figure: Any, path: str) -> None:
     with replacing(path) as file:
         try:
             figure.savefig(file, format=Path(path).suffix[1:] or "png")

@@ -71,7 +71,8 @@ class RaggedRows:
         """Note whether all sequences have the same lengths, so that one call serves a head of all of them."""
         self.alike = bool((self.lengths == self.lengths[:1]).all() and (self.starts == self.starts[:1]).all())
         #: The row behind what every head holds, in the flat buffers.
-        self._next = torch.as_tensor((self.offsets + self.lengths).ravel(), device=self.keys.device)
+        with torch.inference_mode(False):  # changed in place later, in whatever mode
+            self._next = torch.as_tensor((self.offsets + self.lengths).ravel(), device=self.keys.device)
         self._left = int((self.rooms - self.lengths).min())  # tokens that still fit
 
     @property
