@@ -252,9 +252,9 @@ def test_the_benchmark_runs_a_plan_at_its_own_budget(tmp_path: Path) -> None:
         (b"\xff", "not a plan"),
         (b"{", "not a plan"),
         (b"[]", "an empty list"),
-        (b"3", "must be a mapping"),
+        (b"3", "neither a layer plan nor a head plan"),
         (b"[" * 100_000, "not a plan"),
-        (b'{"num_layers": 4}', "requested: is missing"),
+        (b'{"num_layers": 4}', "it has no budgets"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
