@@ -34,6 +34,9 @@ static pb_kvcache_status lay_out(const pb_kvcache_decode_attention *attn, scratc
     if (attn->counts == NULL) {
         return PB_KVCACHE_ERROR_NULL;
     }
+    if (!pb_kvcache_priv_aligned(attn->counts, sizeof *attn->counts)) {
+        return PB_KVCACHE_ERROR_ALIGNMENT;
+    }
     for (size_t cache = 0; cache < attn->num_caches; ++cache) {
         most = attn->counts[cache] > most ? attn->counts[cache] : most;
     }
@@ -92,7 +95,6 @@ static pb_kvcache_status arguments_ok(const pb_kvcache_decode_attention *attn, c
                                       size_t capacity)
 {
     const size_t size = attn->dtype == PB_KVCACHE_FLOAT32 ? 4 : 2;
-    size_t q_heads;
     size_t query_bytes;
     size_t key_bytes;
     if (attn->queries == NULL || attn->keys == NULL || attn->offsets == NULL || workspace == NULL || weights == NULL) {
@@ -107,17 +109,15 @@ static pb_kvcache_status arguments_ok(const pb_kvcache_decode_attention *attn, c
     }
     if (!pb_kvcache_priv_aligned(attn->queries, size) || !pb_kvcache_priv_aligned(attn->keys, size)
         || !pb_kvcache_priv_aligned(attn->offsets, sizeof *attn->offsets)
-        || !pb_kvcache_priv_aligned(attn->counts, sizeof *attn->counts)
         || !pb_kvcache_priv_aligned(attn->sinks, sizeof *attn->sinks)) {
         return PB_KVCACHE_ERROR_ALIGNMENT;
     }
     if (attn->key_stride < attn->head_dim) {
         return PB_KVCACHE_ERROR_STRIDE;
     }
-    if (!pb_kvcache_priv_mul(attn->num_caches, attn->group, &q_heads)
-        || !pb_kvcache_priv_mul(q_heads, attn->head_dim, &query_bytes)
-        || !pb_kvcache_priv_mul(query_bytes, size, &query_bytes) || query_bytes > PTRDIFF_MAX
-        || !pb_kvcache_priv_mul(attn->key_capacity, size, &key_bytes) || key_bytes > PTRDIFF_MAX) {
+    const size_t elements = attn->group * attn->head_dim; /* of a cache: the workspace holds as many floats */
+    if (!pb_kvcache_priv_span_bytes(attn->num_caches, elements, elements, size, &query_bytes)
+        || !pb_kvcache_priv_span_bytes(1, 0, attn->key_capacity, size, &key_bytes)) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
     if (!keys_within(attn)) {
@@ -140,7 +140,7 @@ static pb_kvcache_status arguments_ok(const pb_kvcache_decode_attention *attn, c
                 {attn->keys, key_bytes},
                 {attn->offsets, attn->num_caches * sizeof *attn->offsets},
                 {attn->counts, attn->num_caches * sizeof *attn->counts},
-                {attn->sinks, attn->sinks == NULL ? 0 : q_heads * sizeof *attn->sinks},
+                {attn->sinks, attn->sinks == NULL ? 0 : attn->num_caches * attn->group * sizeof *attn->sinks},
                 {attn, sizeof *attn}};
     bool overlap = pb_kvcache_priv_overlap(weights, written, workspace, parts->bytes);
     for (size_t i = 0; i < sizeof read / sizeof *read; ++i) {

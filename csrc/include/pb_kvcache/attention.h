@@ -57,7 +57,7 @@ typedef struct pb_kvcache_decode_attention {
  *   attn  queries, keys, offsets and sinks are not read
  *   size  becomes the number of bytes
  *
- * PB_KVCACHE_ERROR_NULL, _HEADS (num_caches, group or head_dim 0), _TOO_LARGE.
+ * PB_KVCACHE_ERROR_NULL, _HEADS (num_caches, group or head_dim 0), _ALIGNMENT (counts), _TOO_LARGE.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_decode_weights_workspace_size(const pb_kvcache_decode_attention *attn,
                                                                           size_t *size);
