@@ -65,7 +65,7 @@ def test_the_answer_drifts_little_and_less_with_more_budget(compared):
         assert len(row["kl"]) == 32
         assert np.isfinite(row["kl"]).all()
         assert min(row["kl"]) > -1e-4  # a divergence; rounding aside
-        assert row["same_token"] >= 0.6
+        assert row["same_token"] >= 0.5
     assert max(mean.values()) < 0.5
     assert mean[512, "uniform"] < 0.01
     assert mean[512, "uniform"] < mean[256, "uniform"]
