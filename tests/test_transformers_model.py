@@ -38,15 +38,15 @@ def loaded(example):
 
 @pytest.fixture(scope="module")
 def compared(example, loaded):
-    """Return the example's rows for 1,000 tokens of Python's help, budgets 512 and 256, 32 answer tokens."""
+    """Return the example's rows for 2,000 tokens of Python's help, budgets 1024 and 256, 32 answer tokens."""
     model, tokenizer = loaded
     example.use(model, attention="sdpa")
-    return example.compare(model, tokenizer, tokens=1000, budgets=[512, 256], answer=32, count=1, decode="grow")
+    return example.compare(model, tokenizer, tokens=2000, budgets=[1024, 256], answer=32, count=1, decode="grow")
 
 
 def test_every_shape_keeps_exactly_its_budget_and_holds_no_more(compared):
     assert [(row["budget"], row["shape"]) for row in compared] == [
-        (budget, shape) for budget in (512, 256) for shape in ("uniform", "pyramid", "inverted")
+        (budget, shape) for budget in (1024, 256) for shape in ("uniform", "pyramid", "inverted")
     ]
     for row in compared:
         kept = np.array(row["kept"])
@@ -54,7 +54,7 @@ def test_every_shape_keeps_exactly_its_budget_and_holds_no_more(compared):
         falls = {"uniform": 0, "pyramid": -1, "inverted": 1}[row["shape"]]
         assert np.sign(kept[-1] - kept[0]) == falls
         # float32, 3 heads of size 64: 1536 bytes a position and layer.
-        assert row["nbytes_full"] == 30 * 1536 * (1000 + 31)
+        assert row["nbytes_full"] == 30 * 1536 * (2000 + 31)
         # Besides what is kept, 32 slots of room for the answer in each layer, and 4 bytes a position to say which.
         assert row["nbytes"] <= 30 * (1536 + 12) * (row["budget"] + 32)
 
@@ -65,10 +65,10 @@ def test_the_answer_drifts_little_and_less_with_more_budget(compared):
         assert len(row["kl"]) == 32
         assert np.isfinite(row["kl"]).all()
         assert min(row["kl"]) > -1e-4  # a divergence; rounding aside
-        assert row["same_token"] >= 0.5
+        assert row["same_token"] >= 0.75
     assert max(mean.values()) < 0.5
-    assert mean[512, "uniform"] < 0.01
-    assert mean[512, "uniform"] < mean[256, "uniform"]
+    assert mean[1024, "uniform"] < 0.01
+    assert mean[1024, "uniform"] < mean[256, "uniform"]
 
 
 def test_the_first_positions_stay(compared):
