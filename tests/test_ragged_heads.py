@@ -15,15 +15,19 @@ from transformers.cache_utils import DynamicCache  # noqa: E402
 from pb_kvcache import HeadPlan, save_plan  # noqa: E402
 from pb_kvcache.transformers import BudgetedCache, use  # noqa: E402
 
-from .test_transformers import CACHE, COMMON, COMPRESSED, WINDOW, Masked, _tensor_bytes, padded, run, tokens, used  # noqa: E402
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+from .test_transformers import (  # noqa: E402
+    CACHE,
+    COMMON,
+    COMPRESSED,
+    WINDOW,
+    Masked,
+    _one_thread,  # noqa: F401
+    _tensor_bytes,
+    padded,
+    run,
+    tokens,
+    used,
+)
 
 
 def heads_of(model) -> int:
@@ -280,7 +284,7 @@ def test_hold_keeps_every_head_at_its_budget(family, attention):
     run(model, tokens(60), cache)
     full(tokens(60))
     layers = list(cache.compressed_layers)
-    held = [layer.nbytes for layer in cache.report().layers]
+    held: list[int] = []
     for step in range(20):
         before = {layer: cache.positions(layer) for layer in layers}
         full.evict(cache, 60 + step)
@@ -293,6 +297,7 @@ def test_hold_keeps_every_head_at_its_budget(family, attention):
                 assert len(kept) == budget
                 assert kept[-1] == 60 + step
                 assert set(kept[:-1]) < set(before[layer][0, head])
+        held = held or [layer.nbytes for layer in cache.report().layers]  # the first step makes what weighs slots
     assert cache.head_lengths[layers].tolist() == plan.budgets.tolist()
     now = [layer.nbytes for layer in cache.report().layers]
     assert [now[layer] for layer in layers] == [held[layer] for layer in layers]
@@ -340,3 +345,17 @@ def test_plans_that_do_not_fit_are_refused(budgets, options, message):
     model = used("llama")
     with pytest.raises(ValueError, match=message):
         run(model, tokens(40), BudgetedCache(model.config, plan=HeadPlan(budgets), **options, **COMMON))
+
+
+def test_growing_frees_what_it_grew_out_of():
+    model = used("llama")
+    run(model, tokens(400), DynamicCache(config=model.config))  # what a first forward leaves behind
+    before = _tensor_bytes()
+    cache = BudgetedCache(model.config, plan=head_plan(model), **COMMON)
+    run(model, tokens(100), cache)
+    for seed in range(30):  # past the spare rows, more than once
+        run(model, tokens(1, seed=seed), cache)
+    assert _tensor_bytes() - before == cache.nbytes
+    for layer in cache.layers:
+        assert layer.keys is layer._ragged.keys
+        assert layer.values is layer._ragged.values

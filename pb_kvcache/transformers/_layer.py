@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,12 @@ from transformers.cache_utils import CacheLayerMixin
 from ._attention import LAYER_MARK, LOCAL_WINDOW_DIMS, OwnMask, not_compiled
 from ._budgets import Budgets
 from ._hold import Holder
-from ._ragged import RaggedRows
+from ._ragged import Attend, RaggedRows
 from ._selection import Scoring, choose
 
 #: Slots that a buffer has beyond what it holds, at least. It grows by an eighth otherwise. Growing copies the layer: at
 #: 512 slots that is 8 rows copied for each token, where attention reads all 512.
 ROOM = 32
-
-#: The attention of the model: (query, key, value, boolean mask or None) to (output, weights or None).
-Attend = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"], "tuple[torch.Tensor, torch.Tensor | None]"
-]
 
 
 class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -94,6 +88,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._ragged.append(*self._incoming)
             self._incoming = None
             self.length += new
+            self._show()  # growing has made new buffers
         elif self.seen and self._holder is None:
             self._append(*self._incoming)
             self._incoming = None

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+#: The attention of the model: (query, key, value, boolean mask or None) to (output, weights or None).
 Attend = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"], "tuple[torch.Tensor, torch.Tensor | None]"
 ]
@@ -87,15 +88,9 @@ class RaggedRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers and of the columns."""
+        """Bytes of the buffers, of the columns, and of where the next rows go."""
         tensors = [self.keys, self.values, self._next, *(columns for heads in self.columns for columns in heads)]
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-
-    @property
-    def nbytes_used(self) -> int:
-        """Bytes of the rows in use alone."""
-        widths = (buffer.shape[-1] * buffer.element_size() for buffer in (self.keys, self.values))
-        return int(self.lengths.sum()) * int(sum(widths))
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put new tokens, ``(batch, kv_heads, new, head_dim)``, behind what every head holds."""
