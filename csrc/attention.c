@@ -23,7 +23,7 @@ typedef struct scratch {
     size_t bytes;   /* of all, with the slack to align them */
 } scratch;
 
-/* How large each part is. Rows are whole cache lines apart, so that `staged` begins every row at one. */
+/* Where each part begins, in floats, and how large all are. Every part takes whole cache lines. */
 static pb_kvcache_status lay_out(const pb_kvcache_decode_attention *attn, scratch *out, size_t offsets[5])
 {
     const size_t line = PB_KVCACHE_PRIV_ALIGNMENT / sizeof(float);

@@ -155,7 +155,7 @@ void pb_kvcache_priv_choose_highest_of_numbers(const float *scores, size_t n, si
 
 /* ---- The same choice among doubles: the lowest ---- */
 
-#define FEW 32u
+#define FEW 32u            /* chosen in one pass, where there are as many times as many scores */
 #define KEYS 2048u         /* 16 KB of stack */
 #define SAMPLE_OF_KEYS 512u
 

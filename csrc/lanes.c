@@ -235,7 +235,7 @@ static inline float dot_vectors_sse2(const float *a, const float *b, size_t n)
     }
     return folded(_mm_add_ps(_mm_add_ps(lanes[0], lanes[2]), _mm_add_ps(lanes[1], lanes[3])));
 }
-#define DOT dot_vectors_sse2
+#define DOT_OF_VECTORS dot_vectors_sse2
 #endif
 
 #define SET portable
@@ -286,7 +286,7 @@ TARGET static inline float dot_vectors_avx2(const float *a, const float *b, size
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
-#define DOT dot_vectors_avx2
+#define DOT_OF_VECTORS dot_vectors_avx2
 
 #define SET avx2
 #define BETWEEN between_portable /* what a compiler makes of these for AVX2 is no faster */
@@ -428,7 +428,7 @@ TARGET static inline float dot_vectors_avx512(const float *a, const float *b, si
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
-#define DOT dot_vectors_avx512
+#define DOT_OF_VECTORS dot_vectors_avx512
 
 #define SET avx512
 #define BETWEEN between_avx512

@@ -5,7 +5,7 @@
  *   SET             the set's name: the table's, and the end of the functions' names
  *   TARGET          the attributes of its functions, or nothing
  *   BETWEEN, ABOVE  the functions of these two passes, which are written there
- *   DOT             a product of two rows of whole vectors, where it is written there
+ *   DOT_OF_VECTORS  a product of two rows of n floats, n a multiple of DOT_LANES, where it is written there
  */
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -15,9 +15,9 @@ TARGET static inline float JOIN(dot, SET)(const float *restrict a, const float *
 {
     float lanes[DOT_LANES] = {0.0f};
     size_t i = 0;
-#ifdef DOT
+#ifdef DOT_OF_VECTORS
     if (n % DOT_LANES == 0) {
-        return DOT(a, b, n);
+        return DOT_OF_VECTORS(a, b, n);
     }
 #endif
     for (; i + DOT_LANES <= n; i += DOT_LANES) {
@@ -35,7 +35,6 @@ TARGET static inline float JOIN(dot, SET)(const float *restrict a, const float *
     }
     return lanes[0];
 }
-#undef DOT
 #define DOT JOIN(dot, SET)
 
 /* The loops over attention, for each kind of element */
@@ -126,6 +125,7 @@ static const pb_kvcache_priv_lanes SET = {
 
 #undef NAME
 #undef DOT
+#undef DOT_OF_VECTORS
 #undef JOIN
 #undef JOIN_
 #undef SET

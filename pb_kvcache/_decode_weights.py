@@ -82,6 +82,11 @@ class DecodeWeights:
         self._weights = np.empty((count, slots), np.float32)
         self._cache = ffi.new("uint32_t *")
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the scratch memory, of the weights, and of what the call reads besides queries and keys."""
+        return len(self._scratch) + self._weights.nbytes + sum(int(ffi.sizeof(array)) for array in self._arrays)
+
     def __call__(
         self, queries: int, keys: int, key_elements: int, counts: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.float32]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ from ._policy import (
     with_deep_attributes,
 )
 from ._state import checked_bytes, refusal, saved
+
+_Form = TypeVar("_Form")
 
 _F32 = np.dtype(np.float32)
 _FLOATS = ffi.typeof("float[]")
@@ -395,19 +397,7 @@ class PyramidStack:
         list of numpy.ndarray
             Each layer's dropped positions, uint32, ascending. Empty where it had nothing to drop.
         """
-        turn = self._turn
-        try:
-            del turn[0]
-        except IndexError:
-            refuse(self)
-        try:
-            victims = np.empty(lib.pb_kvcache_stack_evict_count(self._stack), np.uint32)
-            self._evict(
-                self._stack, ffi.from_buffer(_UINT32S, victims), len(victims), self._offsets, self._num_layers + 1
-            )
-            return self._split(victims)
-        finally:
-            turn += TOKEN
+        return self._evicted(self._split)
 
     def evict_flat(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
         """Do what :meth:`evict` does, without an array for each layer: for stacks of many small caches.
@@ -419,6 +409,10 @@ class PyramidStack:
         offsets : numpy.ndarray
             Where each layer's begin, and at the end how many there are, uint64, shape ``(num_layers + 1,)``.
         """
+        return self._evicted(self._with_offsets)
+
+    def _evicted(self, form: Callable[[npt.NDArray[np.uint32]], _Form]) -> _Form:
+        """Evict, and return the victims in a form, which is made before another call can begin."""
         turn = self._turn
         try:
             del turn[0]
@@ -429,9 +423,12 @@ class PyramidStack:
             self._evict(
                 self._stack, ffi.from_buffer(_UINT32S, victims), len(victims), self._offsets, self._num_layers + 1
             )
-            return victims, np.frombuffer(ffi.buffer(self._offsets), np.uintp).astype(np.uint64)
+            return form(victims)
         finally:
             turn += TOKEN
+
+    def _with_offsets(self, positions: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
+        return positions, np.frombuffer(ffi.buffer(self._offsets), np.uintp).astype(np.uint64)
 
     def evict_count(self, multiple_of: int = 1) -> int:
         """Return how many positions :meth:`evict_rows`, or :meth:`evict`, would drop now, over all layers."""

@@ -307,7 +307,10 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         return self.copy()
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None]]:
-        """Give the keys and values of every layer, ``(batch, kv_heads, held, head_dim)``. None for a layer without."""
+        """Give the keys and values of every layer, ``(batch, kv_heads, held, head_dim)``. None for a layer without.
+
+        Where heads hold different numbers: the layer's buffers, ``(batch, rows, head_dim)``, head after head.
+        """
         for layer in self.layers:
             yield getattr(layer, "keys", None), getattr(layer, "values", None)
 
@@ -352,7 +355,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
 
         Layers that are not compressed have -1 throughout.
         """
-        held = [None if type(layer) is not BudgetedLayer else layer.head_lengths for layer in self.layers]
+        held = [layer.head_lengths if isinstance(layer, BudgetedLayer) else None for layer in self.layers]
         heads = max((len(lengths) for lengths in held if lengths is not None), default=0)
         lengths = np.full((len(held), heads), -1, np.int64)
         for index, row in enumerate(held):

@@ -103,8 +103,9 @@ class Holder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the caches and of what is known of them."""
-        return self._hold.memory_bytes + int(self._counts.nbytes) + int(self._budgets.nbytes)
+        """Bytes of the caches, of what is known of them, and, from the first step on, of what weighs their slots."""
+        known = sum(int(array.nbytes) for array in (self._counts, self._budgets, self._seen))
+        return self._hold.memory_bytes + known + (0 if self._weigh is None else self._weigh.nbytes)
 
     def place(
         self, key_buffer: torch.Tensor, value_buffer: torch.Tensor, key: torch.Tensor, value: torch.Tensor
