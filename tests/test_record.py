@@ -71,8 +71,6 @@ def test_a_missing_extra_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
         ({"-o": "trace.txt"}, "output = trace.txt: must end in .npz"),
         ({"-o": "nowhere/trace.npz"}, "output: there is no folder"),
         ({"--tokens": "1"}, "tokens = 1: must be at least 2"),
-        ({"--model": ".", "--device": "abacus"}, "device = 'abacus': torch cannot use it here"),
-        ({"--model": ".", "--device": "cuda:99"}, "device = 'cuda:99': torch cannot use it here"),
         ({"--text": "latin1.txt"}, "latin1.txt is not UTF-8"),
     ],
 )
@@ -83,7 +81,27 @@ def test_record_refuses_in_one_line(
     changes: dict[str, str],
     message: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    refuses_in_one_line(tmp_path, monkeypatch, capsys, changes, message)
+
+
+@pytest.mark.parametrize("device", ["abacus", "cuda:99"])
+def test_a_device_that_torch_lacks_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str
+) -> None:
+    for module in ("torch", "transformers"):
+        pytest.importorskip(module, reason="needs the transformers extra")
+    changes = {"--model": ".", "--device": device}
+    refuses_in_one_line(tmp_path, monkeypatch, capsys, changes, f"device = '{device}': torch cannot use it here")
+
+
+def refuses_in_one_line(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(folder)
     Path("text.txt").write_text("hello", encoding="utf-8")
     Path("latin1.txt").write_bytes(b"caf\xe9")
     options = {"--model": "nowhere", "--text": "text.txt", "-o": "trace.npz", **changes}
