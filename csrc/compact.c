@@ -53,12 +53,17 @@ static void fetch(const unsigned char *row, size_t bytes)
 #endif
 }
 
-/* Ascending indices: a row moves to a place that is its own or was left before, never to one that is still wanted. */
-static void move_rows(unsigned char *head, ptrdiff_t stride, size_t bytes, const uint32_t *indices, size_t count)
+/*
+ * The rows of one head that `indices` names go to `target`, target_stride apart. Ascending indices: where the target is
+ * the head itself, or lies before it, a row moves to a place that is its own or was left before, never to one that is
+ * still wanted.
+ */
+static void move_rows(unsigned char *target, ptrdiff_t target_stride, unsigned char *head, ptrdiff_t stride,
+                      size_t bytes, const uint32_t *indices, size_t count)
 {
-    const bool dense = stride == (ptrdiff_t)bytes; /* neighbours can move together */
+    const bool dense = stride == (ptrdiff_t)bytes && target_stride == stride; /* neighbours can move together */
     size_t to = 0;
-    while (to < count && indices[to] == to) {
+    while (target == head && target_stride == stride && to < count && indices[to] == to) {
         ++to;
     }
     size_t fetched = to;
@@ -70,10 +75,22 @@ static void move_rows(unsigned char *head, ptrdiff_t stride, size_t bytes, const
         for (; fetched < count && fetched < to + run + AHEAD; ++fetched) {
             fetch(head + (ptrdiff_t)indices[fetched] * stride, bytes);
         }
-        memmove(head + (ptrdiff_t)to * stride, head + (ptrdiff_t)indices[to] * stride, run * bytes);
+        memmove(target + (ptrdiff_t)to * target_stride, head + (ptrdiff_t)indices[to] * stride, run * bytes);
         to += run;
     }
 }
+
+static bool ascending(const uint32_t *indices, size_t count, size_t n)
+{
+    for (size_t i = 0; i < count; ++i) {
+        if (indices[i] >= n || (i > 0 && indices[i] <= indices[i - 1])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- Each head in its own place ---- */
 
 pb_kvcache_status pb_kvcache_compact(const pb_kvcache_rows *rows, size_t first_head, size_t end_head,
                                      const uint32_t *indices, size_t indices_stride, const uint32_t *counts)
@@ -124,16 +141,106 @@ pb_kvcache_status pb_kvcache_compact(const pb_kvcache_rows *rows, size_t first_h
         return PB_KVCACHE_ERROR_OVERLAP;
     }
     for (size_t head = first_head; head < end_head; ++head) {
-        const uint32_t *index = indices + head * indices_stride;
-        for (size_t i = 0; i < counts[head]; ++i) {
-            if (index[i] >= rows->n || (i > 0 && index[i] <= index[i - 1])) {
-                return PB_KVCACHE_ERROR_INDEX;
-            }
+        if (!ascending(indices + head * indices_stride, counts[head], rows->n)) {
+            return PB_KVCACHE_ERROR_INDEX;
         }
     }
     for (size_t head = first_head; head < end_head; ++head) {
-        move_rows((unsigned char *)rows->data + (ptrdiff_t)head * rows->head_stride, rows->row_stride, rows->row_bytes,
-                  indices + head * indices_stride, counts[head]);
+        unsigned char *first = (unsigned char *)rows->data + (ptrdiff_t)head * rows->head_stride;
+        move_rows(first, rows->row_stride, first, rows->row_stride, rows->row_bytes, indices + head * indices_stride,
+                  counts[head]);
+    }
+    return PB_KVCACHE_OK;
+}
+
+/* ---- All heads side by side ---- */
+
+/* The offsets start at 0 and none is below the one before. No head has more rows than n: the indices ascend below it. */
+static bool offsets_ok(const size_t *offsets, size_t num_heads)
+{
+    bool ok = offsets[0] == 0;
+    for (size_t head = 0; head < num_heads; ++head) {
+        ok = ok && offsets[head] <= offsets[head + 1];
+    }
+    return ok;
+}
+
+/* Do the heads lie one behind the other and their rows in order? Side by side no row then lies behind its own place. */
+static bool towards_front(const pb_kvcache_rows *rows)
+{
+    const bool in_order = rows->n <= 1 || rows->row_stride > 0;
+    const bool outermost
+        = rows->num_heads <= 1
+          || (rows->head_stride > 0
+              && (size_t)rows->head_stride >= (rows->n - 1) * magnitude(rows->row_stride) + rows->row_bytes);
+    return in_order && outermost;
+}
+
+pb_kvcache_status pb_kvcache_compact_ragged(const pb_kvcache_rows *rows, const uint32_t *indices, const size_t *offsets,
+                                            void *packed, size_t capacity)
+{
+    const unsigned char *lowest = NULL;
+    size_t length = 0;
+    size_t packed_bytes;
+    size_t index_bytes;
+    /* Checks: the offsets, the rows and their layout, the output, what overlaps, each index */
+    if (rows == NULL || (offsets == NULL && rows->num_heads > 0)) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    if (rows->num_heads == 0) {
+        return PB_KVCACHE_OK;
+    }
+    if (!pb_kvcache_priv_aligned(indices, sizeof *indices) || !pb_kvcache_priv_aligned(offsets, sizeof *offsets)) {
+        return PB_KVCACHE_ERROR_ALIGNMENT;
+    }
+    if (rows->n > UINT32_MAX || rows->num_heads > PTRDIFF_MAX / sizeof *offsets - 1) {
+        return PB_KVCACHE_ERROR_TOO_LARGE;
+    }
+    if (!offsets_ok(offsets, rows->num_heads)) {
+        return PB_KVCACHE_ERROR_INDEX;
+    }
+    const size_t total = offsets[rows->num_heads];
+    if (total == 0) {
+        return PB_KVCACHE_OK;
+    }
+    if (rows->n == 0) {
+        return PB_KVCACHE_ERROR_INDEX;
+    }
+    if (rows->data == NULL || indices == NULL || packed == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    const pb_kvcache_status status = layout(rows, &lowest, &length);
+    if (status != PB_KVCACHE_OK) {
+        return status;
+    }
+    if (!pb_kvcache_priv_mul(total, sizeof *indices, &index_bytes)
+        || !pb_kvcache_priv_mul(total, rows->row_bytes, &packed_bytes)) {
+        return PB_KVCACHE_ERROR_TOO_LARGE;
+    }
+    if (packed_bytes > capacity) {
+        return PB_KVCACHE_ERROR_CAPACITY;
+    }
+    const size_t offset_bytes = (rows->num_heads + 1) * sizeof *offsets;
+    const bool in_place = packed == rows->data;
+    if ((!in_place && pb_kvcache_priv_overlap(packed, packed_bytes, lowest, length))
+        || pb_kvcache_priv_overlap(packed, packed_bytes, indices, index_bytes)
+        || pb_kvcache_priv_overlap(packed, packed_bytes, offsets, offset_bytes)
+        || pb_kvcache_priv_overlap(lowest, length, indices, index_bytes)
+        || pb_kvcache_priv_overlap(lowest, length, offsets, offset_bytes)) {
+        return PB_KVCACHE_ERROR_OVERLAP;
+    }
+    if (in_place && !towards_front(rows)) {
+        return PB_KVCACHE_ERROR_STRIDE;
+    }
+    for (size_t head = 0; head < rows->num_heads; ++head) {
+        if (!ascending(indices + offsets[head], offsets[head + 1] - offsets[head], rows->n)) {
+            return PB_KVCACHE_ERROR_INDEX;
+        }
+    }
+    for (size_t head = 0; head < rows->num_heads; ++head) {
+        move_rows((unsigned char *)packed + offsets[head] * rows->row_bytes, (ptrdiff_t)rows->row_bytes,
+                  (unsigned char *)rows->data + (ptrdiff_t)head * rows->head_stride, rows->row_stride, rows->row_bytes,
+                  indices + offsets[head], offsets[head + 1] - offsets[head]);
     }
     return PB_KVCACHE_OK;
 }

@@ -89,43 +89,82 @@ pb_kvcache_status pb_kvcache_select_workspace_size(const pb_kvcache_attention *a
     return size == NULL ? PB_KVCACHE_ERROR_NULL : workspace_of(attn, params, first_head, end_head, size);
 }
 
-pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *attn, const pb_kvcache_select_params *params,
-                                    const uint32_t *budgets, size_t first_head, size_t end_head, void *workspace,
-                                    size_t workspace_size, uint32_t *indices, size_t indices_stride, size_t capacity)
+/* Where the positions go: rows, indices_stride apart, or where `offsets` is given, one head behind the other. */
+typedef struct output {
+    uint32_t *indices;
+    size_t indices_stride;
+    size_t capacity;
+    size_t *offsets; /* becomes where the heads begin, and the end of the last. NULL: rows */
+} output;
+
+/* The first index that is written, and the bytes up to the last. `most` is the most that a head keeps. */
+static pb_kvcache_status output_of(const output *out, const uint32_t *budgets, size_t first_head, size_t end_head,
+                                   size_t n, size_t most, const uint32_t **first, size_t *bytes)
+{
+    if (out->offsets == NULL) {
+        const pb_kvcache_status status = pb_kvcache_priv_rows_ok(out->indices, sizeof *out->indices,
+                                                                 out->indices_stride, first_head, end_head, most,
+                                                                 out->capacity);
+        (void)pb_kvcache_priv_span_bytes(end_head - first_head, out->indices_stride, most, sizeof *out->indices, bytes);
+        *first = status == PB_KVCACHE_OK ? out->indices + first_head * out->indices_stride : NULL;
+        return status;
+    }
+    /* One row of all of them */
+    size_t total = 0;
+    for (size_t head = first_head; head < end_head; ++head) {
+        if (!pb_kvcache_priv_add(total, budgets[head] < n ? budgets[head] : n, &total)) {
+            return PB_KVCACHE_ERROR_TOO_LARGE;
+        }
+    }
+    if (!pb_kvcache_priv_mul(total, sizeof *out->indices, bytes)) {
+        return PB_KVCACHE_ERROR_TOO_LARGE;
+    }
+    if (!pb_kvcache_priv_aligned(out->offsets, sizeof *out->offsets)) {
+        return PB_KVCACHE_ERROR_ALIGNMENT;
+    }
+    *first = out->indices;
+    return pb_kvcache_priv_rows_ok(out->indices, sizeof *out->indices, total, 0, 1, total, out->capacity);
+}
+
+static pb_kvcache_status select_to(const output *out, const pb_kvcache_attention *attn,
+                                   const pb_kvcache_select_params *params, const uint32_t *budgets, size_t first_head,
+                                   size_t end_head, void *workspace, size_t workspace_size)
 {
     size_t needed;
     size_t bytes;
     size_t most;
+    const uint32_t *first_row;
     /* Checks: the attention and options, the workspace, the budgets, the output, what overlaps */
     pb_kvcache_status status = workspace_of(attn, params, first_head, end_head, &needed);
     if (status != PB_KVCACHE_OK) {
         return status;
     }
-    if ((budgets == NULL || workspace == NULL || indices == NULL) && first_head < end_head) {
+    if ((budgets == NULL || workspace == NULL || out->indices == NULL) && first_head < end_head) {
         return PB_KVCACHE_ERROR_NULL;
     }
     if (workspace_size < needed) {
         return PB_KVCACHE_ERROR_WORKSPACE;
     }
     status = most_kept(budgets, first_head, end_head, attn->n, attn->window, &most);
-    if (status != PB_KVCACHE_OK) {
+    if (status == PB_KVCACHE_OK) {
+        status = output_of(out, budgets, first_head, end_head, attn->n, most, &first_row, &bytes);
+    }
+    if (status != PB_KVCACHE_OK || first_head == end_head) {
         return status;
     }
-    status = pb_kvcache_priv_rows_ok(indices, sizeof *indices, indices_stride, first_head, end_head, most, capacity);
-    if (status != PB_KVCACHE_OK) {
-        return status;
-    }
-    (void)pb_kvcache_priv_span_bytes(end_head - first_head, indices_stride, most, sizeof *indices, &bytes);
-    if (first_head == end_head) {
-        return PB_KVCACHE_OK;
-    }
-    const uint32_t *first_row = indices + first_head * indices_stride;
     const size_t budget_bytes = attn->num_kv_heads * sizeof *budgets;
     if (pb_kvcache_priv_overlap(first_row, bytes, workspace, needed)
         || pb_kvcache_priv_overlap(first_row, bytes, budgets, budget_bytes)
         || pb_kvcache_priv_overlap(workspace, needed, budgets, budget_bytes)
         || pb_kvcache_priv_overlaps_attention(attn, first_head, end_head, first_row, bytes)
         || pb_kvcache_priv_overlaps_attention(attn, first_head, end_head, workspace, needed)) {
+        return PB_KVCACHE_ERROR_OVERLAP;
+    }
+    const size_t offset_bytes = out->offsets == NULL ? 0 : (attn->num_kv_heads + 1) * sizeof *out->offsets;
+    if (pb_kvcache_priv_overlap(out->offsets, offset_bytes, first_row, bytes)
+        || pb_kvcache_priv_overlap(out->offsets, offset_bytes, workspace, needed)
+        || pb_kvcache_priv_overlap(out->offsets, offset_bytes, budgets, budget_bytes)
+        || pb_kvcache_priv_overlaps_attention(attn, first_head, end_head, out->offsets, offset_bytes)) {
         return PB_KVCACHE_ERROR_OVERLAP;
     }
     /* All scores before the first index is written: a head may yet be refused */
@@ -144,11 +183,36 @@ pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *attn, const pb_k
     }
     /* Then pool and choose */
     double *doubles = (double *)pb_kvcache_priv_align(floats + n);
+    size_t at = 0;
     for (size_t head = first_head; head < end_head; ++head) {
         keep_best(scores + (head - first_head) * n, n, attn->window, budgets[head], params, doubles, floats,
-                  indices + head * indices_stride);
+                  out->indices + (out->offsets == NULL ? head * out->indices_stride : at));
+        if (out->offsets != NULL) {
+            out->offsets[head] = at;
+            at += budgets[head] < n ? budgets[head] : n;
+            out->offsets[head + 1] = at;
+        }
     }
     return PB_KVCACHE_OK;
+}
+
+pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *attn, const pb_kvcache_select_params *params,
+                                    const uint32_t *budgets, size_t first_head, size_t end_head, void *workspace,
+                                    size_t workspace_size, uint32_t *indices, size_t indices_stride, size_t capacity)
+{
+    const output rows = {indices, indices_stride, capacity, NULL};
+    return select_to(&rows, attn, params, budgets, first_head, end_head, workspace, workspace_size);
+}
+
+pb_kvcache_status pb_kvcache_select_ragged(const pb_kvcache_attention *attn, const pb_kvcache_select_params *params,
+                                           const uint32_t *budgets, void *workspace, size_t workspace_size,
+                                           uint32_t *indices, size_t capacity, size_t *offsets)
+{
+    if (attn == NULL || offsets == NULL) {
+        return PB_KVCACHE_ERROR_NULL;
+    }
+    const output ragged = {indices, 0, capacity, offsets};
+    return select_to(&ragged, attn, params, budgets, 0, attn->num_kv_heads, workspace, workspace_size);
 }
 
 /* ---- From scores ---- */

@@ -20,6 +20,26 @@ static void ascending(const uint32_t *row, size_t count, size_t n)
     }
 }
 
+/* The same without gaps, into arrays of exactly that size. */
+static void must_be_ragged(const pb_kvcache_attention *attn, const pb_kvcache_select_params *params,
+                           const uint32_t *budgets, unsigned char *workspace, size_t size, const uint32_t *rows,
+                           size_t stride)
+{
+    size_t total = 0;
+    for (size_t head = 0; head < attn->num_kv_heads; ++head) {
+        total += budgets[head] < attn->n ? budgets[head] : attn->n;
+    }
+    uint32_t *indices = malloc(total * sizeof *indices);
+    size_t *offsets = malloc((attn->num_kv_heads + 1) * sizeof *offsets);
+    MUST(pb_kvcache_select_ragged(attn, params, budgets, workspace, size, indices, total, offsets) == PB_KVCACHE_OK);
+    MUST(offsets[0] == 0 && offsets[attn->num_kv_heads] == total);
+    for (size_t head = 0; head < attn->num_kv_heads; ++head) {
+        MUST(memcmp(indices + offsets[head], rows + head * stride, (offsets[head + 1] - offsets[head]) * sizeof *rows) == 0);
+    }
+    free(offsets);
+    free(indices);
+}
+
 static void fuzz_select(input *in)
 {
     /* A buffer that holds what the strides reach, and shapes that sometimes claim more than is allowed. */
@@ -102,6 +122,9 @@ static void fuzz_select(input *in)
         }
         for (size_t i = 0; status != PB_KVCACHE_OK && i <= capacity; ++i) {
             MUST(indices[i] == UINT32_MAX);
+        }
+        if (status == PB_KVCACHE_OK && first == 0 && end == attn.num_kv_heads) {
+            must_be_ragged(&attn, &params, budgets, workspace, needed, indices, stride);
         }
         free(before);
         free(indices);
@@ -261,8 +284,28 @@ static void fuzz_compact(input *in)
     }
     const pb_kvcache_rows rows = {data, heads, n, row, (ptrdiff_t)(outermost ? row : n * row),
                                   (ptrdiff_t)(outermost ? heads * row : row)};
+    size_t offsets[4] = {0};
+    uint32_t *ragged = malloc(heads * n * sizeof *ragged);
+    for (size_t head = 0; head < heads; ++head) {
+        memcpy(ragged + offsets[head], indices + head * n, counts[head] * sizeof *ragged);
+        offsets[head + 1] = offsets[head] + counts[head];
+    }
+    unsigned char *packed = malloc(offsets[heads] * row + 1);
+    const pb_kvcache_status side_by_side
+        = pb_kvcache_compact_ragged(&rows, ragged, offsets, packed, offsets[heads] * row);
+    MUST(memcmp(data, before, bytes) == 0);
     const pb_kvcache_status status = pb_kvcache_compact(&rows, 0, heads, indices, n, counts);
     MUST(status == PB_KVCACHE_OK || memcmp(data, before, bytes) == 0);
+    MUST(status == side_by_side);
+    for (size_t head = 0; head < heads && status == PB_KVCACHE_OK; ++head) {
+        for (size_t i = 0; i < counts[head]; ++i) {
+            MUST(memcmp(packed + (offsets[head] + i) * row,
+                        data + head * (size_t)rows.head_stride + i * (size_t)rows.row_stride, row)
+                 == 0);
+        }
+    }
+    free(packed);
+    free(ragged);
     for (size_t head = 0; head < heads && status == PB_KVCACHE_OK; ++head) {
         ascending(indices + head * n, counts[head], n);
         for (size_t i = 0; i < counts[head]; ++i) {

@@ -86,6 +86,32 @@ static bool same_indices(const json *rows, const uint32_t *indices, size_t heads
     return good;
 }
 
+/* The same positions one head behind the other, in an array that has room for no more. */
+static bool same_ragged(const json *test, const pb_kvcache_attention *attn, const pb_kvcache_select_params *params,
+                        const uint32_t *budgets, size_t heads, void *workspace, size_t size)
+{
+    size_t *offsets = vectors_alloc(heads + 1, sizeof *offsets);
+    size_t total = 0;
+    for (size_t head = 0; head < heads; ++head) {
+        total += budgets[head] < attn->n ? budgets[head] : attn->n;
+    }
+    uint32_t *indices = vectors_alloc(total, sizeof *indices);
+    const pb_kvcache_status status
+        = pb_kvcache_select_ragged(attn, params, budgets, workspace, size, indices, total, offsets);
+    bool good = status == PB_KVCACHE_OK && offsets[0] == 0 && offsets[heads] == total;
+    const json *row = json_need(test, "kept")->child;
+    for (size_t head = 0; good && head < heads; ++head, row = row->next) {
+        size_t count;
+        uint32_t *want = json_u32s(row, &count);
+        good = count == offsets[head + 1] - offsets[head]
+               && memcmp(want, indices + offsets[head], count * sizeof *want) == 0;
+        free(want);
+    }
+    free(indices);
+    free(offsets);
+    return good || vectors_fail("ragged: kept differs, status %d", (int)status);
+}
+
 /* From the scores the same positions are kept. */
 static bool same_from_scores(const json *test, const float *scores, const pb_kvcache_select_params *params,
                              const uint32_t *budgets, size_t heads, size_t n, size_t window)
@@ -152,6 +178,7 @@ bool vectors_select(const json *test)
     bool good = status == want || vectors_fail("status %d, expected %d", (int)status, (int)want);
     if (good && want == PB_KVCACHE_OK) {
         good = same_indices(json_need(test, "kept"), indices, heads, n) || vectors_fail("kept differs");
+        good = good && same_ragged(test, &attn, &params, budgets, heads, workspace, size);
         status = pb_kvcache_window_scores(&attn, params.reduce, params.nan, 0, heads, workspace, size, scores, scored,
                                           heads * scored);
         good = good
@@ -165,6 +192,36 @@ bool vectors_select(const json *test)
     free(budgets);
     free(data);
     return good;
+}
+
+/* The rows of all heads, one behind the other, into an array that has room for no more: the fronts of the case. */
+static bool ragged_compact(const json *test, const pb_kvcache_rows *rows, const uint32_t *indices,
+                           const uint32_t *counts, pb_kvcache_status want)
+{
+    size_t *offsets = vectors_alloc(rows->num_heads + 1, sizeof *offsets);
+    uint32_t *ragged = vectors_alloc(rows->num_heads * rows->n, sizeof *ragged);
+    offsets[0] = 0;
+    for (size_t head = 0; head < rows->num_heads; ++head) {
+        memcpy(ragged + offsets[head], indices + head * rows->n, counts[head] * sizeof *ragged);
+        offsets[head + 1] = offsets[head] + counts[head];
+    }
+    const size_t bytes = offsets[rows->num_heads] * rows->row_bytes;
+    unsigned char *packed = vectors_alloc(bytes, 1);
+    const pb_kvcache_status status = pb_kvcache_compact_ragged(rows, ragged, offsets, packed, bytes);
+    bool good = status == want;
+    size_t at = 0;
+    const json *fronts = want == PB_KVCACHE_OK ? json_need(test, "front")->child : NULL;
+    for (const json *front = fronts; front != NULL; front = front->next) {
+        for (const json *one = front->child; one != NULL; one = one->next) {
+            for (const json *byte = one->child; byte != NULL; byte = byte->next, ++at) {
+                good = good && at < bytes && packed[at] == json_u32(byte);
+            }
+        }
+    }
+    free(packed);
+    free(ragged);
+    free(offsets);
+    return good || vectors_fail("ragged: packed rows differ, status %d", (int)status);
 }
 
 bool vectors_compact(const json *test)
@@ -191,6 +248,7 @@ bool vectors_compact(const json *test)
         free(listed);
     }
     const pb_kvcache_rows rows = {data, heads, n, row, (ptrdiff_t)(n * row), (ptrdiff_t)row};
+    good = good && ragged_compact(test, &rows, indices, counts, want);
     const pb_kvcache_status status = good ? pb_kvcache_compact(&rows, 0, heads, indices, n, counts) : want;
     good = good && (status == want || vectors_fail("status %d, expected %d", (int)status, (int)want));
     if (good && want != PB_KVCACHE_OK) {

@@ -1,4 +1,4 @@
-/* Compaction: move the kept rows of keys or values to the front, in place. */
+/* Compaction: move the kept rows of keys or values to the front, in place, or the rows of all heads side by side. */
 #ifndef PB_KVCACHE_COMPACT_H
 #define PB_KVCACHE_COMPACT_H
 
@@ -45,6 +45,29 @@ typedef struct pb_kvcache_rows {
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_compact(const pb_kvcache_rows *rows, size_t first_head, size_t end_head,
                                                     const uint32_t *indices, size_t indices_stride,
                                                     const uint32_t *counts);
+
+/*
+ * Copy the kept rows of all heads side by side, without gaps: row indices[j] of head h becomes row j of `packed`, for
+ * offsets[h] <= j < offsets[h + 1], as pb_kvcache_select_ragged (select.h) writes them. What is held is then exactly the
+ * sum of the heads' budgets. Uses no memory but its arguments. Threads divide the layers.
+ *
+ *   rows      what is copied. Left as it is, except where `packed` is rows->data
+ *   indices   head h's are indices[offsets[h]] .. indices[offsets[h + 1] - 1]: rows of the head, strictly ascending
+ *   offsets   num_heads + 1 numbers. The first is 0 and none is below the one before
+ *   packed    gets offsets[num_heads] rows of row_bytes bytes. It may overlap nothing else, but it may be rows->data where
+ *             both strides are positive and the heads lie outermost: every row then moves towards the front, and the memory
+ *             behind the last can be given back
+ *   capacity  bytes of `packed`
+ *
+ * Without heads, and where no row is kept, every pointer but `rows` and `offsets` may be NULL, and for no heads that too.
+ *
+ * PB_KVCACHE_ERROR_NULL, _ALIGNMENT, _TOO_LARGE, _CAPACITY. _STRIDE where rows overlap, and where `packed` is rows->data
+ * and a stride is not as it has to be. _OVERLAP where `packed` lies within the rows, or the indices or offsets within either.
+ * _INDEX for offsets that do not start at 0 or descend, and for an index that is not below n or does not ascend. Nothing has
+ * then been written.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_compact_ragged(const pb_kvcache_rows *rows, const uint32_t *indices,
+                                                           const size_t *offsets, void *packed, size_t capacity);
 /* cdef: end */
 
 PB_KVCACHE_EXTERN_C_END

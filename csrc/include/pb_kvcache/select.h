@@ -268,6 +268,25 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_select(const pb_kvcache_attention *a
                                                    size_t first_head, size_t end_head, void *workspace,
                                                    size_t workspace_size, uint32_t *indices, size_t indices_stride,
                                                    size_t capacity);
+
+/*
+ * pb_kvcache_select for all KV heads of a layer, whose budgets may differ, without gaps: head h keeps the positions
+ * indices[offsets[h]] .. indices[offsets[h + 1] - 1], ascending. pb_kvcache_compact_ragged (compact.h) takes both. One
+ * call a layer serves a model whose heads have budgets of their own. Threads divide the layers.
+ *
+ *   attn, params, budgets  as for pb_kvcache_select
+ *   workspace              scratch of workspace_size bytes, at least what pb_kvcache_select_workspace_size says of all heads
+ *   indices                gets the sum of min(n, budgets[h]) positions
+ *   capacity               elements in the whole array
+ *   offsets                gets num_kv_heads + 1 numbers: where each head begins in `indices`, and the end of the last
+ *
+ * The errors of pb_kvcache_select. On an error neither array has changed.
+ */
+PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_ragged(const pb_kvcache_attention *attn,
+                                                          const pb_kvcache_select_params *params,
+                                                          const uint32_t *budgets, void *workspace,
+                                                          size_t workspace_size, uint32_t *indices, size_t capacity,
+                                                          size_t *offsets);
 /* cdef: end */
 
 PB_KVCACHE_EXTERN_C_END
