@@ -67,11 +67,19 @@ def test_two_ranks_keep_what_the_whole_model_keeps(tmp_path: Path) -> None:
         for program in running:
             program.kill()
     whole, *parts = [json.loads(output.read_text()) for output in outputs]
-    assert [part["ranks"] for part in parts] == [2, 2]
-    assert whole["lengths"] == [33] * 4
-    for part in parts:
-        assert part["lengths"] == whole["lengths"]
-        np.testing.assert_allclose(part["logits"], whole["logits"], rtol=0, atol=4e-6)
+    assert whole["memory"]["lengths"] == [[33, 33]] * 4
+    assert whole["heads"]["lengths"] == [[33, 15], [12, 43], [28, 28], [51, 8]]
+    assert whole["heads held"]["lengths"] == [[30, 12], [9, 40], [25, 25], [48, 5]]
     for layer in range(4):
-        together = np.concatenate([np.array(part["positions"][layer]) for part in parts], axis=1)
-        assert (together == np.array(whole["positions"][layer])).all()
+        divided = whole["adakv"]["lengths"][layer]
+        assert sum(divided) == 66
+    assert any(first != second for first, second in whole["adakv"]["lengths"])
+    for case, alone in whole.items():
+        of_ranks = [part[case] for part in parts]
+        assert [part["ranks"] for part in of_ranks] == [2, 2]
+        assert np.concatenate([part["lengths"] for part in of_ranks], axis=1).tolist() == alone["lengths"], case
+        for part in of_ranks:
+            np.testing.assert_allclose(part["logits"], alone["logits"], rtol=0, atol=4e-6, err_msg=case)
+        for layer in range(4):
+            heads = [[pos for pos in head if pos >= 0] for part in of_ranks for head in part["positions"][layer]]
+            assert heads == [[pos for pos in head if pos >= 0] for head in alone["positions"][layer]], case

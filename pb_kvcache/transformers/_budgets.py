@@ -15,6 +15,7 @@ from .._head_plan import HeadPlan
 from .._options import REDUCE, at_least, choice, pooling_options
 from .._plan import LayerPlan, plan
 from .._plan_file import load_plan
+from ._ranks import Ranks
 
 #: Positions per layer where the caller does not say how much.
 _DEFAULT_BUDGET = 512
@@ -38,7 +39,7 @@ class Budgets:
         self,
         num_layers: int,
         *,
-        ranks: int,
+        ranks: Ranks,
         budget: Any,
         default_ratio: float,
         ratio: Any,
@@ -82,15 +83,11 @@ class Budgets:
             self.curve = Curve("weights", weights=self.plan.ravel().astype(np.float64))
             if self.plan.ndim == 2 and self.adakv:
                 raise ValueError("plan and heads: a HeadPlan already says what every KV head keeps")
-            if self.plan.ndim == 2 and ranks > 1:
-                raise ValueError("plan: is a HeadPlan, and the model's heads are divided over ranks; use a LayerPlan")
         else:
             if ratio is None and beta is None and weights is None:
                 ratio = default_ratio
             self.curve = Curve.of(num_layers, None, ratio, beta, weights, layer="full-attention layer")
             self.amount = self._check_amount(amounts)
-        if self.adakv and ranks > 1:
-            raise ValueError("heads = 'adakv': compares the heads of a layer, which are divided over ranks")
         self.ranks = ranks  # that the heads of a layer are divided over
         self.warned_of_gradients = False
         self.failed_layer: int | None = None  # whose attention has not come to its end
@@ -136,6 +133,7 @@ class Budgets:
 
     def check_heads(self, model_layer: int, kv_heads: int) -> None:
         """Refuse a layer whose KV heads are not those of a head plan."""
+        kv_heads *= self.ranks.size
         if self.plan is not None and self.plan.ndim == 2 and self.plan.shape[1] != kv_heads:
             raise ValueError(
                 f"plan: has {self.plan.shape[1]} KV heads a layer, and layer {model_layer} of the model {kv_heads}"
@@ -144,7 +142,7 @@ class Budgets:
     def measure(self, model_layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take note of what a position costs in bytes. Only `memory` needs it."""
         size = keys.shape[1] * (keys.shape[-1] * keys.element_size() + values.shape[-1] * values.element_size())
-        size *= self.ranks
+        size *= self.ranks.size
         if self._position_bytes not in (0, size) and self.amount.kind == "memory":
             raise ValueError(
                 f"memory: layer {model_layer} has {size} bytes a position, an earlier one {self._position_bytes}; "
@@ -155,10 +153,11 @@ class Budgets:
     def decide(self, length: int, batch: int) -> npt.NDArray[np.int64]:
         """Return every layer's budget for a sequence of `length` tokens, in a batch of `batch`.
 
-        Shape ``(num_layers,)``, with a head plan ``(num_layers, kv_heads)``.
+        Shape ``(num_layers,)``, with a head plan ``(num_layers, kv_heads)``, this rank's KV heads.
         """
         if length not in self._decided:
-            self._decided[length] = self._divide(self._total(length, batch), None if self.hold else length)
+            decided = self._divide(self._total(length, batch), None if self.hold else length)
+            self._decided[length] = decided if decided.ndim == 1 else self.ranks.own(decided)
         return self._decided[length]
 
     def nominal(self) -> npt.NDArray[np.int64]:

@@ -18,6 +18,7 @@ from ._attention import NAMES, not_compiled, plain_implementation
 from ._budgets import Budgets
 from ._layer import BudgetedLayer
 from ._probe import facts_of
+from ._ranks import Ranks
 from ._report import CacheLayerReport, CacheReport, CacheSequenceReport
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
     plan
         What every full-attention layer keeps: from :func:`pb_kvcache.plan`, or a file that
         :func:`pb_kvcache.save_plan` wrote. A :class:`pb_kvcache.HeadPlan` says what every KV head of every such layer
-        keeps. Then each head has rows of its own number in memory. With ``decode="grow"`` what a head cannot use of a
+        keeps, of all ranks of a tensor-parallel model. Then each head has rows of its own number in memory. With ``decode="grow"`` what a head cannot use of a
         short prompt goes to the others.
     memory
         Bytes that the kept keys and values of the whole batch may take after the prompt, on all ranks together.
@@ -150,7 +151,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         self._tried = facts is not None
         self._budgets = Budgets(
             len(self.compressed_layers),
-            ranks=1 if facts is None else facts.ranks,
+            ranks=Ranks() if facts is None else facts.ranks,
             budget=budget,
             default_ratio=self._default_ratio,
             ratio=ratio,

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from ._attention import LAYER_MARK, as_added
+from ._ranks import Ranks
 
 #: Tokens of the probe: the fewest that causality shows in.
 _TOKENS = 2
@@ -43,7 +44,7 @@ class Facts:
     #: Every layer that keeps keys and values of all tokens, and reads them once a forward: the ones to compress.
     layers: dict[int, LayerFacts]
     #: Ranks that the heads of a layer are divided over.
-    ranks: int = 1
+    ranks: Ranks = Ranks()
 
 
 @dataclass
@@ -185,7 +186,7 @@ def probe(model: PreTrainedModel, *, compare_with: str | None) -> Facts:
     if answer is None:
         like = {layer.kind: layer.seen.facts for layer in watched.values() if layer.seen.facts is not None}
         facts = {index: like[layer.kind] for index, layer in watched.items()}
-    return Facts(facts, _ranks(model))
+    return Facts(facts, Ranks.of(model))
 
 
 def _kinds(model: PreTrainedModel, num_layers: int) -> list[Any]:
@@ -307,12 +308,6 @@ def _quiet(model: PreTrainedModel) -> Iterator[None]:
         finally:
             for module in training:
                 module.training = True
-
-
-def _ranks(model: PreTrainedModel) -> int:
-    """Return how many ranks share the heads of a layer under tensor parallelism."""
-    size = getattr(model, "tp_size", None) or getattr(model, "_tp_size", None)
-    return int(size) if size else 1
 
 
 # ---- what is known, by config: a cache is made from a config, and meets the model at its first step ----

@@ -143,8 +143,8 @@ def choose(
         else:
             scores = window_scores(weights, num_kv_heads=kv_heads, reduce=budgets.reduce)
         if budgets.adakv:
-            keep = adakv_budgets(
-                scores,
+            together = adakv_budgets(
+                budgets.ranks.gathered(scores),
                 int(keep),
                 window=window,
                 kernel=budgets.kernel,
@@ -152,6 +152,7 @@ def choose(
                 edge=budgets.edge,
                 alpha=budgets.alpha,
             )
+            keep = budgets.ranks.own(together)
         positions = select_from_scores(
             scores,
             keep.tolist() if isinstance(keep, np.ndarray) else keep,
