@@ -59,8 +59,8 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
     plan
         What every full-attention layer keeps: from :func:`pb_kvcache.plan`, or a file that
         :func:`pb_kvcache.save_plan` wrote. A :class:`pb_kvcache.HeadPlan` says what every KV head of every such layer
-        keeps, of all ranks of a tensor-parallel model. Then each head has rows of its own number in memory. With ``decode="grow"`` what a head cannot use of a
-        short prompt goes to the others.
+        keeps, of all ranks of a tensor-parallel model. Then each head has rows of its own number in memory. With
+        ``decode="grow"`` what a head cannot use of a short prompt goes to the others.
     memory
         Bytes that the kept keys and values of the whole batch may take after the prompt, on all ranks together.
     fraction

@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ class Facts:
     #: Every layer that keeps keys and values of all tokens, and reads them once a forward: the ones to compress.
     layers: dict[int, LayerFacts]
     #: Ranks that the heads of a layer are divided over.
-    ranks: Ranks = Ranks()
+    ranks: Ranks = field(default_factory=Ranks)
 
 
 @dataclass
