@@ -106,7 +106,8 @@ static pb_kvcache_status output_of(const output *out, const uint32_t *budgets, s
                                                                  out->indices_stride, first_head, end_head, most,
                                                                  out->capacity);
         (void)pb_kvcache_priv_span_bytes(end_head - first_head, out->indices_stride, most, sizeof *out->indices, bytes);
-        *first = status == PB_KVCACHE_OK ? out->indices + first_head * out->indices_stride : NULL;
+        const bool any = status == PB_KVCACHE_OK && first_head < end_head;
+        *first = any ? out->indices + first_head * out->indices_stride : NULL;
         return status;
     }
     /* One row of all of them */
