@@ -162,16 +162,25 @@ class Amount:
             return 8 * int(self.value) // position_bits // multiple_of * multiple_of
         return round(Fraction(self.value) * length * num_layers) // multiple_of * multiple_of
 
-    def refusal(self, error: TotalError, num_layers: int, *, position_bits: int = 0, length: int = 0) -> ValueError:
-        """Return the error of a memory or a fraction whose total is out of range, with the amount that would do."""
+    def refusal(
+        self, error: TotalError, num_units: int, units: str = "layers", /, *, position_bits: int = 0, length: int = 0
+    ) -> ValueError:
+        """Return the error of an amount whose total is out of range, with the amount that would do."""
+        if self.kind == "total":
+            return error
+        if self.kind == "budget":
+            return ValueError(
+                f"{self.name} = {self.value}: in {num_units} {units} it is {error.total} in all, and {error.rule}, "
+                f"that is a budget of {-(-error.limit // num_units)}"
+            )
         if self.kind == "memory":
             return ValueError(
                 f"{self.name} = {self.value}: holds {error.total} positions of {position_bits / 8:g} bytes, and "
                 f"{error.rule}, that is {-(-error.limit * position_bits // 8)} bytes"
             )
         return ValueError(
-            f"{self.name} = {self.value}: of {length} positions in {num_layers} layers it is {error.total} in all, and "
-            f"{error.rule}, that is a fraction of {error.limit / (length * num_layers):g}"
+            f"{self.name} = {self.value}: of {length} positions in {num_units} {units} it is {error.total} in all, and "
+            f"{error.rule}, that is a fraction of {error.limit / (length * num_units):g}"
         )
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from ._amount import Amount
+from ._amount import Amount, TotalError
 from ._divide import checked_curves, divide
 from ._files import replacing
 from ._head_plan import HeadPlan
@@ -116,8 +116,7 @@ class CurveSet:
         TypeError, ValueError
             Not one of `budget` and `total` is given, or as for :func:`divide`.
         """
-        positions = _positions(budget, total, self.num_layers * self.num_kv_heads)
-        made = divide(self.grid, self.losses, positions, minimum=minimum, maximum=maximum, multiple_of=multiple_of)
+        made = self._divided(self.losses, "heads", budget, total, minimum, maximum, multiple_of)
         assert isinstance(made, HeadPlan)
         return made
 
@@ -134,16 +133,29 @@ class CurveSet:
 
         The arguments are those of :meth:`plan`, with layers for heads.
         """
-        made = divide(
-            self.grid,
-            self.layer_curves(),
-            _positions(budget, total, self.num_layers),
-            minimum=minimum,
-            maximum=maximum,
-            multiple_of=multiple_of,
-        )
+        made = self._divided(self.layer_curves(), "layers", budget, total, minimum, maximum, multiple_of)
         assert isinstance(made, LayerPlan)
         return made
+
+    def _divided(
+        self,
+        losses: npt.NDArray[np.float64],
+        units: str,
+        budget: int | None,
+        total: int | None,
+        minimum: Any,
+        maximum: Any,
+        multiple_of: int,
+    ) -> HeadPlan | LayerPlan:
+        count = losses[..., 0].size
+        amount = Amount.one_of({"budget": budget, "total": total})
+        if amount is None:
+            raise ValueError("budget, total: one of them must be given")
+        positions = amount.total(count)
+        try:
+            return divide(self.grid, losses, positions, minimum=minimum, maximum=maximum, multiple_of=multiple_of)
+        except TotalError as error:
+            raise amount.refusal(error, count, units) from None
 
     def layer_curves(self) -> npt.NDArray[np.float64]:
         """Return what each layer loses where all its heads hold the same: the sum over heads, ``(layers, points)``."""
@@ -257,13 +269,6 @@ class CurveSet:
 
 class _CurvesError(Exception):
     """What is wrong with a curve file."""
-
-
-def _positions(budget: Any, total: Any, units: int) -> int:
-    amount = Amount.one_of({"budget": budget, "total": total})
-    if amount is None:
-        raise ValueError("budget, total: one of them must be given")
-    return amount.total(units)
 
 
 def _checked_measured(measured: Any) -> dict[str, Any]:

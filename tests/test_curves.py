@@ -74,7 +74,7 @@ def test_a_plan_is_what_divide_makes_of_the_curves() -> None:
         curves.plan()
     with pytest.raises(ValueError, match="budget = 3, total = 4: only one"):
         curves.plan(3, total=4)
-    with pytest.raises(ValueError, match="total = 40: must be at least 64, the sum of the 4 minimums"):
+    with pytest.raises(ValueError, match="budget = 10: in 4 heads it is 40 in all, and must be at least 64"):
         curves.plan(10)
     with pytest.raises(ValueError, match=r"losses.* = inf: must be finite"):
         CurveSet([1], np.full((1, 2, 1), 1e308)).layer_plan(1)

@@ -414,6 +414,10 @@ def test_curves_make_a_plan_of_the_heads_at_any_total(curves: CurveSet, tmp_path
     assert by_budget["budgets"] == curves.plan(64).budgets.tolist()
     assert by_budget["total"] == 6 * 64
     # 6 heads: 1 MiB is 4096 positions of 64 float16 elements for keys and values, all heads at their most is 1536.
+    CurveSet(curves.grid, curves.losses, {"head_dim": 64}).save(tmp_path / "sized.npz")
+    sized = answer(capsys, "--curves", tmp_path / "sized.npz", "--memory", "100KiB")
+    whole = answer(capsys, "--curves", file, "--memory", "100KiB", "--head-dim", 64)
+    assert sized == whole
     whole = answer(capsys, "--curves", file, "--memory", "1MiB", "--head-dim", 64)
     assert whole["budgets"] == [[256] * 3] * 2
     assert whole["nbytes"] == 1536 * 256
@@ -453,7 +457,18 @@ def test_a_plan_of_heads_is_shown_written_and_drawn(curves: CurveSet, tmp_path: 
         (["--budget", 64, "--kv-heads", 2], "--curves and --kv-heads"),
         (["--memory", "1MiB"], "--memory: needs --head-dim"),
         (["--fraction", 0.5], "--fraction: needs --sequence"),
-        (["--budget", 8], "must be at least 96, the sum of the 6 minimums"),
+        (
+            ["--budget", 8],
+            "budget = 8: in 6 heads it is 48 in all, and must be at least 96, the sum of the 6 minimums, ",
+        ),
+        (
+            ["--fraction", 0.01, "--sequence", 800],
+            "in 6 heads it is 48 in all, and must be at least 96, the sum of the 6 minimums, that is",
+        ),
+        (
+            ["--memory", "1KiB", "--head-dim", 8],
+            "holds 32 positions of 32 bytes, and must be at least 96, the sum of the 6 minimums, that is 3072 bytes",
+        ),
         (["--budget", 64, "--grid", "1,2"], "not a plain array"),
         (["--budget", 64, "--grid", "1,x"], "--grid 1,x: must be integers"),
     ],

@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 from transformers.cache_utils import DynamicCache  # noqa: E402
 
-from pb_kvcache import HeadPlan, save_plan  # noqa: E402
+from pb_kvcache import CurveSet, HeadPlan, save_plan  # noqa: E402
 from pb_kvcache.transformers import BudgetedCache, use  # noqa: E402
 
 from .test_transformers import (  # noqa: E402
@@ -345,6 +345,60 @@ def test_plans_that_do_not_fit_are_refused(budgets, options, message):
     model = used("llama")
     with pytest.raises(ValueError, match=message):
         run(model, tokens(40), BudgetedCache(model.config, plan=HeadPlan(budgets), **options, **COMMON))
+
+
+def curves_of(heads: int = 2) -> CurveSet:
+    """Return convex curves, steep in one head of each layer."""
+    grid = np.array([6, 12, 24, 48, 96])
+    enough = np.random.default_rng(3).uniform(10, 150, (4, heads, 1))
+    return CurveSet(grid, np.maximum(1 - grid / enough, 0) ** 2 * enough)
+
+
+@pytest.mark.parametrize("decode", ["grow", "hold"])
+def test_curves_divide_what_a_prompt_allows(tmp_path, decode):
+    model = used("llama")
+    curves = curves_of()
+    curves.save(tmp_path / "curves.npz")
+    least = max(WINDOW + 1, 6)
+    for length in (3, 6, 14, 30, 70, 200):
+        options = {"curves": tmp_path / "curves.npz", "decode": decode, **COMMON}
+        cache = BudgetedCache(model.config, 20, **options)
+        run(model, tokens(length), cache)
+        most = None if decode == "hold" else length
+        if decode == "grow" and length <= 20:
+            want = np.full((4, 2), length)
+        else:
+            want = np.minimum(curves.plan(20, minimum=least, maximum=most).budgets, length)
+        assert cache.head_lengths.tolist() == want.tolist()
+        assert "heads by curves" in str(cache.report())
+    # By memory: 2 sequences, keys and values of 8 floats, in each of 8 heads
+    cache = BudgetedCache(model.config, curves=curves, memory=2 * 2 * 8 * 4 * (8 * 30), **COMMON)
+    run(model, tokens(100, batch=2), cache)
+    assert cache.head_lengths.tolist() == curves.plan(30, minimum=least, maximum=100).budgets.tolist()
+    # and by a share of the prompt
+    cache = BudgetedCache(model.config, curves=curves, fraction=0.25, **COMMON)
+    run(model, tokens(100), cache)
+    assert cache.head_lengths.tolist() == curves.plan(25, minimum=least, maximum=100).budgets.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 5}, "budget = 5: below 6, where the curves begin"),
+        ({"ratio": 2}, "curves and ratio"),
+        ({"heads": "adakv"}, "curves and heads"),
+        ({"plan": HeadPlan(np.full((4, 2), 12))}, "plan, curves: only one of them"),
+        ({"memory": 8}, "memory = 8: every head needs at least 6 positions, which is 3072 bytes"),
+        ({"curves": curves_of(3)}, "curves: has 3 KV heads a layer, and layer 0 of the model 2"),
+        ({"curves": CurveSet([6, 9], np.zeros((3, 2, 2)))}, "curves: has 3 layers, the model has 4"),
+    ],
+)
+def test_curves_that_do_not_fit_are_refused(options, message):
+    model = used("llama")
+    with pytest.raises(ValueError, match=message):
+        run(model, tokens(40), BudgetedCache(model.config, **{"curves": curves_of(), **COMMON, **options}))
+    with pytest.raises(TypeError, match="curves: must be a CurveSet or the path of a curve file, not int"):
+        BudgetedCache(model.config, curves=3)
 
 
 def test_growing_frees_what_it_grew_out_of():

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from .. import CurveSet, HeadPlan, LayerPlan, plan, save_plan
-from .._amount import SHAPES, Amount, Kind
+from .._amount import SHAPES, Amount, Kind, TotalError
 from .._checks import positive
 from .._dtypes import DTYPE_BITS, dtype_bits
 from .._files import replacing
@@ -293,32 +293,31 @@ def _run_curves(args: argparse.Namespace) -> int:
     units = curves.num_layers * curves.num_kv_heads
     sequence = args.max if args.sequence is None else args.sequence
     dtype = args.dtype or "float16"
-    if args.memory is not None and args.head_dim is None:
-        raise ValueError("--memory: needs --head-dim")
+    head_dim = curves.measured.get("head_dim") if args.head_dim is None else args.head_dim
+    if args.memory is not None and head_dim is None:
+        raise ValueError("--memory: needs --head-dim, which the curve file does not say")
     amounts: dict[Kind, Any] = {"budget": args.budget, "total": args.total, "fraction": args.fraction}
     amounts["memory"] = None if args.memory is None else parse_size(args.memory)
     amount = Amount.one_of(amounts)
     assert amount is not None  # argparse asks for one
     if args.fraction is not None and sequence is None:
         raise ValueError("--fraction: needs --sequence, or --max")
-    bits = 2 * positive("head_dim", args.head_dim or 1) * dtype_bits(dtype)
+    bits = 2 * positive("head_dim", 1 if head_dim is None else head_dim) * dtype_bits(dtype)
     total = amount.total(units, position_bits=bits, length=sequence or 0, multiple_of=args.block)
     most = sequence if args.max is None else args.max
-    plan_of_heads = curves.plan(
-        total=total,
-        minimum=args.min,
-        maximum=most,
-        multiple_of=args.block,
-    )
+    try:
+        plan_of_heads = curves.plan(total=total, minimum=args.min, maximum=most, multiple_of=args.block)
+    except TotalError as error:
+        raise amount.refusal(error, units, "heads", position_bits=bits, length=sequence or 0) from None
     if args.output is not None:
         save_plan(args.output, plan_of_heads)
     if args.plot is not None:
         _draw_heads(plan_of_heads, args.plot)
-    nbytes = None if args.head_dim is None else plan_of_heads.nbytes(args.head_dim, dtype)
+    nbytes = None if head_dim is None else plan_of_heads.nbytes(head_dim, dtype)
     if args.json:
         print_json(
             plan_of_heads.to_dict()
-            | {"head_dim": args.head_dim, "dtype": dtype, "nbytes": nbytes, "sequence_length": sequence}
+            | {"head_dim": head_dim, "dtype": dtype, "nbytes": nbytes, "sequence_length": sequence}
         )
         return 0
     target = console()
@@ -329,7 +328,7 @@ def _run_curves(args: argparse.Namespace) -> int:
         shades = ".:-=+*#@"
     lines = [*plan_of_heads.picture(shades).splitlines(), str(plan_of_heads).splitlines()[-1]]
     if nbytes is not None:
-        lines.append(f"{format_size(nbytes)} for heads of {args.head_dim} {dtype} elements")
+        lines.append(f"{format_size(nbytes)} for heads of {head_dim} {dtype} elements")
     if sequence is not None:
         saving = 1 - plan_of_heads.total / (units * sequence)
         lines.append(f"saves {saving:.1%} of the full cache at {sequence} tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from .._amount import Amount, Curve, Kind, only_one
 from .._checks import real
+from .._curves import CurveSet
 from .._head_plan import HeadPlan
 from .._options import REDUCE, at_least, choice, pooling_options
 from .._plan import LayerPlan, plan
@@ -46,6 +48,7 @@ class Budgets:
         beta: Any,
         weights: Any,
         layer_plan: Any,
+        curves: Any = None,
         memory: Any,
         fraction: Any,
         window: Any,
@@ -74,6 +77,9 @@ class Budgets:
         # How many, and how they are divided: a plan says both.
         amounts: dict[Kind, Any] = {"budget": budget, "memory": memory, "fraction": fraction}
         only_one({"plan": layer_plan, **amounts})
+        only_one({"plan": layer_plan, "curves": curves})
+        self.least = self.window + 1  # positions of every layer, or of every head
+        self.curves: CurveSet | None = None
         self.plan = None if layer_plan is None else self._check_plan(layer_plan)
         if self.plan is not None:
             for name, value in (("ratio", ratio), ("beta", beta), ("weights", weights)):
@@ -83,6 +89,14 @@ class Budgets:
             self.curve = Curve("weights", weights=self.plan.ravel().astype(np.float64))
             if self.plan.ndim == 2 and self.adakv:
                 raise ValueError("plan and heads: a HeadPlan already says what every KV head keeps")
+        elif curves is not None:
+            for name, value in (("ratio", ratio), ("beta", beta), ("weights", weights), ("heads", heads)):
+                if value is not None:
+                    raise ValueError(f"curves and {name}: the curves already say how the total is divided")
+            self.curves = self._check_curves(curves)
+            self.least = max(self.least, int(self.curves.grid[0]))
+            self.curve = Curve("weights", weights=np.ones(num_layers))
+            self.amount = self._check_amount(amounts)
         else:
             if ratio is None and beta is None and weights is None:
                 ratio = default_ratio
@@ -103,6 +117,8 @@ class Budgets:
                 f"budget = {amount.value}: must be at least window + 1 = {self.window + 1}; raise the budget or lower "
                 "the window"
             )
+        if amount.kind == "budget" and amount.value < self.least:
+            raise ValueError(f"budget = {amount.value}: below {self.least}, where the curves begin; raise the budget")
         if amount.kind == "memory" and amount.value == 0:
             raise ValueError("memory = 0: must be greater than 0")
         return amount
@@ -131,12 +147,25 @@ class Budgets:
             )
         return budgets
 
-    def check_heads(self, model_layer: int, kv_heads: int) -> None:
-        """Refuse a layer whose KV heads are not those of a head plan."""
-        kv_heads *= self.ranks.size
-        if self.plan is not None and self.plan.ndim == 2 and self.plan.shape[1] != kv_heads:
+    def _check_curves(self, curves: Any) -> CurveSet:
+        if isinstance(curves, (str, os.PathLike)):
+            curves = CurveSet.load(curves)
+        if not isinstance(curves, CurveSet):
+            raise TypeError(f"curves: must be a CurveSet or the path of a curve file, not {type(curves).__name__}")
+        if curves.num_layers != self.num_layers:
             raise ValueError(
-                f"plan: has {self.plan.shape[1]} KV heads a layer, and layer {model_layer} of the model {kv_heads}"
+                f"curves: has {curves.num_layers} layers, the model has {self.num_layers} with full attention, which "
+                "are the ones that are compressed"
+            )
+        return curves
+
+    def check_heads(self, model_layer: int, kv_heads: int) -> None:
+        """Refuse a layer whose KV heads are not those of a head plan or of curves."""
+        kv_heads *= self.ranks.size
+        if len(self._shape) == 2 and self._shape[1] != kv_heads:
+            raise ValueError(
+                f"{'plan' if self.curves is None else 'curves'}: has {self._shape[1]} KV heads a layer, and layer "
+                f"{model_layer} of the model {kv_heads}"
             )
 
     def measure(self, model_layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -174,26 +203,32 @@ class Budgets:
 
     def _total(self, length: int, batch: int) -> int:
         """Return the positions that all layers together may keep of a sequence of `length` tokens."""
-        position_bytes = batch * self._position_bytes
+        shares_of_a_layer = self._shares // max(self.num_layers, 1)
+        position_bytes = batch * self._position_bytes // shares_of_a_layer
         total = self.amount.total(self._shares, position_bits=8 * position_bytes, length=length)
-        least = (self.window + 1) * self._shares
+        least = self.least * self._shares
         if self.amount.kind == "fraction":
             return max(total, least)
-        if self.amount.kind == "memory" and total < least and total < length * self.num_layers:
+        if self.amount.kind == "memory" and total < least and total < length * self._shares:
+            every = f"every layer needs at least window + 1 = {self.window + 1}"
+            if self.curves is not None:
+                every = f"every head needs at least {self.least}"
             raise ValueError(
-                f"memory = {self.amount.value}: every layer needs at least window + 1 = {self.window + 1} positions, "
-                f"which is {least * position_bytes} bytes for a batch of {batch}"
+                f"memory = {self.amount.value}: {every} positions, which is {least * position_bytes} bytes for a batch "
+                f"of {batch}"
             )
         return total
 
     def _divide(self, total: int, maximum: int | None) -> npt.NDArray[np.int64]:
-        """Return every layer's budget, each at least the window and one more, and at most `maximum`."""
-        least = self.window + 1
-        shape = self.num_layers if self.plan is None else self.plan.shape
+        """Return every layer's budget, or every head's, each at least `least` and at most `maximum`."""
+        least = self.least
         if maximum is not None and (maximum <= least or total >= maximum * self._shares):
-            return np.full(shape, maximum, np.int64)
+            return np.full(self._shape, maximum, np.int64)
         if self.plan is not None and (maximum is None or maximum >= self.plan.max()):
             return self.plan
+        if self.curves is not None:
+            made = self.curves.plan(total=total, minimum=least, maximum=maximum)
+            return made.budgets.astype(np.int64)
         curve = self.curve
         chosen = plan(
             self._shares,
@@ -204,12 +239,19 @@ class Budgets:
             minimum=least,
             maximum=maximum,
         )
-        return np.asarray(chosen.budgets, np.int64).reshape(shape)
+        return np.asarray(chosen.budgets, np.int64).reshape(self._shape)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """The shape of the budgets: one a layer, or one a KV head, of all ranks."""
+        if self.curves is not None:
+            return self.curves.num_layers, self.curves.num_kv_heads
+        return (self.num_layers,) if self.plan is None else self.plan.shape
 
     @property
     def _shares(self) -> int:
-        """How many budgets there are: one a layer, or one a KV head."""
-        return self.num_layers if self.plan is None else int(self.plan.size)
+        """How many budgets there are."""
+        return math.prod(self._shape)
 
     def forget(self) -> None:
         """Forget the prompt. The next one may have another batch size or another dtype."""
@@ -235,6 +277,8 @@ class Budgets:
     def _describe_curve(self) -> str:
         if self.plan is not None:
             return f"{self.amount.value} positions"
+        if self.curves is not None:
+            return "heads by curves"
         if self.curve.weights is not None:
             return "own weights"
         return f"ratio {self.curve.ratio:g}" if self.curve.beta is None else f"beta {self.curve.beta:g}"

@@ -22,6 +22,7 @@ from ._ranks import Ranks
 from ._report import CacheLayerReport, CacheReport, CacheSequenceReport
 
 if TYPE_CHECKING:
+    from .._curves import CurveSet
     from .._head_plan import HeadPlan
     from .._plan import LayerPlan
 
@@ -61,6 +62,10 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         :func:`pb_kvcache.save_plan` wrote. A :class:`pb_kvcache.HeadPlan` says what every KV head of every such layer
         keeps, of all ranks of a tensor-parallel model. Then each head has rows of its own number in memory. With
         ``decode="grow"`` what a head cannot use of a short prompt goes to the others.
+    curves
+        Instead of a plan, what every KV head loses at each budget: a :class:`pb_kvcache.CurveSet` or its file. It
+        divides what `budget`, `memory` or `fraction` allow, anew for each length of a prompt: what a head cannot use of
+        a short one goes where the curves gain most. A budget is then positions per KV head on average.
     memory
         Bytes that the kept keys and values of the whole batch may take after the prompt, on all ranks together.
     fraction
@@ -111,6 +116,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         beta: float | None = None,
         plan: LayerPlan | HeadPlan | str | os.PathLike[str] | None = None,
         *,
+        curves: CurveSet | str | os.PathLike[str] | None = None,
         weights: Any = None,
         memory: int | None = None,
         fraction: float | None = None,
@@ -158,6 +164,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             beta=beta,
             weights=weights,
             layer_plan=plan,
+            curves=curves,
             memory=memory,
             fraction=fraction,
             window=window,
