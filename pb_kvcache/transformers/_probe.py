@@ -10,12 +10,13 @@ import contextlib
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.pytorch_utils import Conv1D
 
 from ._attention import LAYER_MARK, as_added
 from ._ranks import Ranks
@@ -35,6 +36,8 @@ class LayerFacts:
     value_dim: int
     key_dtype: torch.dtype
     value_dtype: torch.dtype
+    #: The name that the output projection has within the attention module. None: there is none that was seen.
+    projection: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class _WatchedLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
         self.seen = _Seen(layer)
         self.kind = kind
         self._others = others
+        self._hooks: list[Any] = []
 
     def _end_early(self) -> None:
         done = [other for other in self._others.values() if other.seen.updates and other is not self]
@@ -108,6 +112,7 @@ class _WatchedLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
         """Do the attention as the model asks for it, and compare it with what a compressed cache would ask for."""
         self.seen.attentions += 1
         asked = stock(module, query, key, value, mask, **options)
+        self._watch_projection(module, query.shape[1] * value.shape[-1])
         new = query.shape[-2]
         causal = torch.ones(new, new, dtype=torch.bool, device=query.device).tril_()[None, None]
         # A compressed cache passes no mask where sdpa knows of causality itself. With one it does not ask the module.
@@ -119,6 +124,31 @@ class _WatchedLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
         if not all(_close(asked[0], stock(module, query, key, value, way, **options)[0]) for way in ways):
             self.seen.fault = "its mask says more than causality (a position bias, a local window or a prefix)"
         return asked  # type: ignore[no-any-return]
+
+
+    def _watch_projection(self, module: torch.nn.Module, width: int) -> None:
+        """Note the first linear map within the attention module that all heads' outputs go through."""
+
+        def called(name: str) -> Callable[..., None]:
+            def hook(_: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+                if not self._hooks or not inputs or getattr(inputs[0], "shape", (0,))[-1] != width:
+                    return
+                self.leave()
+                if self.seen.facts is not None:
+                    self.seen.facts = replace(self.seen.facts, projection=name)
+
+            return hook
+
+        self.leave()
+        for name, part in module.named_modules():
+            if name and (hasattr(part, "in_features") or isinstance(part, Conv1D)):
+                self._hooks.append(part.register_forward_pre_hook(called(name)))
+
+    def leave(self) -> None:
+        """Take the hooks away."""
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
 
 
 def _close(asked: torch.Tensor, own: torch.Tensor) -> bool:
@@ -182,6 +212,9 @@ def probe(model: PreTrainedModel, *, compare_with: str | None) -> Facts:
             f"model: a forward of {_TOKENS} tokens through {name} failed, which use() tries a model with: "
             f"{type(error).__name__}: {str(error).rstrip('.')}. use(model, probe=False) skips it"
         ) from error
+    finally:
+        for watched_layer in watched.values():
+            watched_layer.leave()
     facts = {index: layer.seen.facts for index, layer in watched.items() if layer.seen.facts is not None}
     if answer is None:
         like = {layer.kind: layer.seen.facts for layer in watched.values() if layer.seen.facts is not None}
