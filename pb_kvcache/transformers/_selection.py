@@ -146,7 +146,7 @@ def choose(
             keep = adakv_budgets(
                 scores,
                 int(keep),
-                window=window,
+                protect=window,
                 kernel=budgets.kernel,
                 pooling=budgets.pooling,
                 edge=budgets.edge,
