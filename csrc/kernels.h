@@ -43,9 +43,9 @@ typedef struct pb_kvcache_priv_scratch {
 } pb_kvcache_priv_scratch;
 pb_kvcache_priv_scratch pb_kvcache_priv_scratch_at(float *floats, size_t n);
 
-/* Scores of one KV head, n - window floats. Arguments are checked, values are not. */
+/* Scores of one KV head's first `scored` < n positions. Arguments are checked, values are not. */
 pb_kvcache_status pb_kvcache_priv_head_scores(const pb_kvcache_attention *attn, pb_kvcache_reduce reduce,
-                                              pb_kvcache_nan nan, size_t kv_head,
+                                              pb_kvcache_nan nan, size_t scored, size_t kv_head,
                                               const pb_kvcache_priv_scratch *scratch, float *scores);
 
 /* Everything about an attention but its values, and does an array overlap what is read of it? */

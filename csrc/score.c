@@ -5,7 +5,7 @@
 #include "kernels.h"
 #include "lanes.h"
 
-/* ---- Prefill: scores of the positions before the window ---- */
+/* ---- Prefill: scores of the positions before the protected ones ---- */
 
 static float smaller(float a, float b)
 {
@@ -44,7 +44,7 @@ static void mark_unusable(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_a
     }
 }
 
-/* Add the softmax of one row of logits to the sums of the first `scored` columns. */
+/* Add the softmax of one row of logits to the sums of the first `scored` <= `seen` columns. */
 static pb_kvcache_status add_softmax(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_attention *attn,
                                      pb_kvcache_nan nan, const void *row, const void *next, size_t seen, size_t scored,
                                      const pb_kvcache_priv_scratch *scratch)
@@ -82,14 +82,41 @@ pb_kvcache_priv_scratch pb_kvcache_priv_scratch_at(float *floats, size_t n)
     return (pb_kvcache_priv_scratch){.sums = floats, .exps = floats + n, .copy = floats + 2 * n};
 }
 
-/* Window sums of one query head, to scratch->sums. */
-static pb_kvcache_status window_sums(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_attention *attn,
-                                     pb_kvcache_nan nan, size_t q_head, const pb_kvcache_priv_scratch *scratch)
+/* Sums of the window's own positions past .. scored - 1, each over the queries that see it: query w of the window sees
+ * the first w + 1. As lanes->sums, which does it for positions that every query sees. */
+static uint32_t sums_inside(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_attention *attn, size_t q_head,
+                            size_t past, size_t scored, const pb_kvcache_priv_scratch *scratch)
 {
-    const size_t scored = attn->n - attn->window;
+    const size_t size = attn->dtype == PB_KVCACHE_FLOAT32 ? 4 : 2;
+    const size_t inside = scored - past;
+    uint32_t seen = 0;
+    memset(scratch->sums + past, 0, inside * sizeof(float));
+    for (size_t row = 0; row < attn->window; ++row) {
+        const size_t visible = row + 1 < inside ? row + 1 : inside;
+        lanes->convert[attn->dtype](row_of(attn, q_head, row) + past * size, visible, scratch->copy);
+        for (size_t i = 0; i < visible; ++i) {
+            const float weight = scratch->copy[i];
+            const bool number = weight <= FLT_MAX;
+            seen |= number ? 0 : PB_KVCACHE_PRIV_SEEN_BAD;
+            seen |= weight < 0.0f ? PB_KVCACHE_PRIV_SEEN_NEGATIVE : 0;
+            scratch->sums[past + i] += number ? weight : minus_infinity();
+        }
+    }
+    return seen;
+}
+
+/* Window sums of one query head's first `scored` positions, to scratch->sums. */
+static pb_kvcache_status window_sums(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_attention *attn,
+                                     pb_kvcache_nan nan, size_t scored, size_t q_head,
+                                     const pb_kvcache_priv_scratch *scratch)
+{
+    const size_t past = attn->n - attn->window; /* the positions that every query sees */
     if (!attn->logits) {
-        const uint32_t seen = lanes->sums[attn->dtype](row_of(attn, q_head, 0), attn->row_stride, attn->window, scored,
-                                                       scratch->sums);
+        uint32_t seen = lanes->sums[attn->dtype](row_of(attn, q_head, 0), attn->row_stride, attn->window,
+                                                 past < scored ? past : scored, scratch->sums);
+        if (scored > past) {
+            seen |= sums_inside(lanes, attn, q_head, past, scored, scratch);
+        }
         const bool bad = (seen & PB_KVCACHE_PRIV_SEEN_BAD) != 0 && nan == PB_KVCACHE_NAN_REFUSE;
         return bad || (seen & PB_KVCACHE_PRIV_SEEN_NEGATIVE) != 0 ? PB_KVCACHE_ERROR_ATTN_VALUE : PB_KVCACHE_OK;
     }
@@ -99,8 +126,9 @@ static pb_kvcache_status window_sums(const pb_kvcache_priv_lanes *lanes, const p
         const bool last = row + 1 == attn->window;
         const unsigned char *next = last ? q_head + 1 < attn->num_q_heads ? row_of(attn, q_head + 1, 0) : NULL
                                          : row_of(attn, q_head, row + 1);
-        const pb_kvcache_status status =
-            add_softmax(lanes, attn, nan, row_of(attn, q_head, row), next, scored + row + 1, scored, scratch);
+        const size_t seen = past + row + 1;
+        const pb_kvcache_status status = add_softmax(lanes, attn, nan, row_of(attn, q_head, row), next, seen,
+                                                     seen < scored ? seen : scored, scratch);
         if (status != PB_KVCACHE_OK) {
             return status;
         }
@@ -129,14 +157,13 @@ static void join_group(pb_kvcache_reduce reduce, bool first, float window, size_
 }
 
 pb_kvcache_status pb_kvcache_priv_head_scores(const pb_kvcache_attention *attn, pb_kvcache_reduce reduce,
-                                              pb_kvcache_nan nan, size_t kv_head,
+                                              pb_kvcache_nan nan, size_t scored, size_t kv_head,
                                               const pb_kvcache_priv_scratch *scratch, float *scores)
 {
     const pb_kvcache_priv_lanes *lanes = pb_kvcache_priv_lanes_best();
-    const size_t scored = attn->n - attn->window;
     const size_t group = attn->num_q_heads / attn->num_kv_heads;
     for (size_t j = 0; j < group; ++j) {
-        const pb_kvcache_status status = window_sums(lanes, attn, nan, kv_head * group + j, scratch);
+        const pb_kvcache_status status = window_sums(lanes, attn, nan, scored, kv_head * group + j, scratch);
         if (status != PB_KVCACHE_OK) {
             return status;
         }
@@ -164,7 +191,7 @@ pb_kvcache_status pb_kvcache_priv_attention_ok(const pb_kvcache_attention *attn,
     if (attn->logits && !(attn->scale > 0.0f && attn->scale <= FLT_MAX)) {
         return PB_KVCACHE_ERROR_SCALE;
     }
-    if (attn->window == 0 || attn->window >= attn->n) {
+    if (attn->window == 0 || attn->window > attn->n) {
         return PB_KVCACHE_ERROR_WINDOW;
     }
     if (attn->n > UINT32_MAX || attn->n > PTRDIFF_MAX / sizeof(float)) {
@@ -217,8 +244,9 @@ bool pb_kvcache_priv_overlaps_attention(const pb_kvcache_attention *attn, size_t
 }
 
 pb_kvcache_status pb_kvcache_window_scores(const pb_kvcache_attention *attn, pb_kvcache_reduce reduce,
-                                           pb_kvcache_nan nan, size_t first_head, size_t end_head, void *workspace,
-                                           size_t workspace_size, float *scores, size_t scores_stride, size_t capacity)
+                                           pb_kvcache_nan nan, size_t protect, size_t first_head, size_t end_head,
+                                           void *workspace, size_t workspace_size, float *scores, size_t scores_stride,
+                                           size_t capacity)
 {
     size_t needed;
     size_t bytes;
@@ -233,10 +261,13 @@ pb_kvcache_status pb_kvcache_window_scores(const pb_kvcache_attention *attn, pb_
     if (!pb_kvcache_priv_reduce_ok(reduce) || !pb_kvcache_priv_nan_ok(nan)) {
         return PB_KVCACHE_ERROR_OPTION;
     }
+    if (protect == 0 || protect >= attn->n) {
+        return PB_KVCACHE_ERROR_PROTECT;
+    }
     if (workspace_size < needed) {
         return PB_KVCACHE_ERROR_WORKSPACE;
     }
-    const size_t scored = attn->n - attn->window;
+    const size_t scored = attn->n - protect;
     status = pb_kvcache_priv_rows_ok(scores, sizeof *scores, scores_stride, first_head, end_head, scored, capacity);
     if (status != PB_KVCACHE_OK) {
         return status;
@@ -256,7 +287,8 @@ pb_kvcache_status pb_kvcache_window_scores(const pb_kvcache_attention *attn, pb_
     const pb_kvcache_priv_scratch scratch =
         pb_kvcache_priv_scratch_at(staged + (end_head - first_head) * attn->n, attn->n);
     for (size_t head = first_head; head < end_head; ++head) {
-        status = pb_kvcache_priv_head_scores(attn, reduce, nan, head, &scratch, staged + (head - first_head) * scored);
+        status = pb_kvcache_priv_head_scores(attn, reduce, nan, scored, head, &scratch,
+                                             staged + (head - first_head) * scored);
         if (status != PB_KVCACHE_OK) {
             return status;
         }

@@ -48,7 +48,7 @@ const char *pb_kvcache_status_str(pb_kvcache_status status)
     case PB_KVCACHE_ERROR_DIVIDE_GRID: return "the grid must have a point, and its points must be above 0 and ascend";
     case PB_KVCACHE_ERROR_DIVIDE_LOSS: return "losses must be finite";
     case PB_KVCACHE_ERROR_DIVIDE_BELOW: return "a unit's minimum must not lie below the grid's first point";
-    case PB_KVCACHE_ERROR_WINDOW: return "window must be greater than 0 and smaller than n";
+    case PB_KVCACHE_ERROR_WINDOW: return "window must be greater than 0 and smaller than n; an attention's may be n";
     case PB_KVCACHE_ERROR_HEADS: return "num_kv_heads must be greater than 0 and divide num_q_heads";
     case PB_KVCACHE_ERROR_HEAD_RANGE: return "first_head and end_head must be a range of the KV heads";
     case PB_KVCACHE_ERROR_OPTION: return "an enumeration has a value that is not in its list";
@@ -61,8 +61,11 @@ const char *pb_kvcache_status_str(pb_kvcache_status status)
     case PB_KVCACHE_ERROR_MASKED: return "every query must see a position: all its logits are -inf";
     case PB_KVCACHE_ERROR_SCORE: return "scores must be finite";
     case PB_KVCACHE_ERROR_COUNT: return "no more indices can be chosen than there are scores";
-    case PB_KVCACHE_ERROR_BUDGET_WINDOW: return "budget must not be smaller than the window";
+    case PB_KVCACHE_ERROR_BUDGET_WINDOW:
+        return "budget must not be smaller than what is always kept: the window, or protect and sinks";
     case PB_KVCACHE_ERROR_INDEX: return "indices must be below n and ascend";
+    case PB_KVCACHE_ERROR_PROTECT: return "protect must be greater than 0 and smaller than n";
+    case PB_KVCACHE_ERROR_SELECT_WEIGHT: return "weights of positions must be finite and not negative";
     case PB_KVCACHE_ERROR_SINKS: return "sinks must be smaller than budget";
     case PB_KVCACHE_ERROR_BLOCK_SIZE: return "block_size must be greater than 0";
     case PB_KVCACHE_ERROR_NUM_CACHES: return "num_caches must be greater than 0";

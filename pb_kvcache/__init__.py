@@ -30,6 +30,7 @@ from ._pyramidkv import PyramidKV
 from ._qk import scores_from_qk
 from ._score import window_scores
 from ._select import select, select_from_scores
+from ._selection import Selection
 from ._snapkv import SnapKV
 from ._stack import PyramidStack, StackLayer
 
@@ -51,6 +52,7 @@ __all__ = [
     "PyramidKV",
     "PyramidStack",
     "Scissorhands",
+    "Selection",
     "SlidingWindow",
     "SnapKV",
     "StackLayer",

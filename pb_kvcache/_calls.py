@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ._errors import status_text
 from ._native import ffi, lib
-from ._options import not_finite
+from ._options import REDUCE, not_finite, pooling_options
 from ._tensor import View, give
+
+if TYPE_CHECKING:
+    from ._selection import Selection
 
 OK: int = lib.PB_KVCACHE_OK
 
@@ -82,6 +85,11 @@ class ScoreRows:
             np.ascontiguousarray(array).reshape(-1, self.shape[-1]) if array.size else np.empty((0, 0), np.float32)
         )
 
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """The scores with their shape: for messages, after a call was refused."""
+        return self._view.floats()
+
     def give(self, array: npt.NDArray[Any], *shape: int) -> Any:
         """Return a result with this shape in the caller's kind."""
         return give(array.reshape(shape), self._view.torch)
@@ -90,5 +98,35 @@ class ScoreRows:
         """Return the error for a status. `read` broadcasts to the scores and says which of them were read."""
         if status != lib.PB_KVCACHE_ERROR_SCORE:
             return RuntimeError(status_text(status))
-        values = self._view.floats()
+        values = self.values
         return not_finite(values, np.argwhere(~np.isfinite(values) & read)[0])
+
+
+class SelectParams:
+    """A rule as the kernels take it, for one set of heads.
+
+    Attributes
+    ----------
+    struct
+        The ``pb_kvcache_select_params``, which lives as long as this.
+    """
+
+    __slots__ = ("_weights", "struct")
+
+    def __init__(self, rule: Selection, nan: int, weights: npt.NDArray[np.float32] | None) -> None:
+        kernel, pooling, edge = pooling_options(rule.kernel, rule.pooling, rule.edge)
+        self._weights = ffi.NULL if weights is None else floats(weights)
+        self.struct = ffi.new(
+            "pb_kvcache_select_params *",
+            {
+                "reduce": REDUCE[rule.reduce],
+                "pooling": pooling,
+                "kernel": kernel,
+                "edge": edge,
+                "nan": nan,
+                "protect": rule.protected,
+                "sinks": rule.sinks,
+                "weights": self._weights,
+                "weights_stride": 0 if weights is None else weights.shape[-1],
+            },
+        )

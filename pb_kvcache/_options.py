@@ -99,20 +99,24 @@ def logit_scale(value: Any) -> float:
     return rounded
 
 
-def head_budgets(budget: Any, kv_heads: int, window: int, window_in_budget: bool) -> tuple[list[int], bool]:
-    """Return one budget per KV head, window included, and whether the caller gave one per head.
+def head_budgets(
+    budget: Any, kv_heads: int, protect: int, sinks: int, window_in_budget: bool
+) -> tuple[list[int], bool]:
+    """Return one budget per KV head, what is always kept included, and whether the caller gave one per head.
 
     Raises
     ------
     TypeError, ValueError
         For a budget that is not an integer or is below its minimum, or for another number of budgets than of heads.
     """
-    extra = 0 if window_in_budget else window
-    rule = f"must be at least the window, {window}" if window_in_budget else "must be 0 or more"
+    always = protect + sinks
+    extra = 0 if window_in_budget else always
+    kept = f"{always}: protect {protect} and sinks {sinks}" if sinks else f"{always}"
+    rule = f"must be at least what is always kept, {kept}" if window_in_budget else "must be 0 or more"
 
     def check(name: str, value: Any) -> int:
         number = integer(name, value)
-        if number + extra < window:
+        if number + extra < always:
             raise ValueError(f"{name} = {shown(number)}: {rule}")
         return number + extra
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ._options import NAN, REDUCE, at_least, choice, logit_scale
+from ._options import NAN, at_least, choice, logit_scale
 from ._score import window_scores
+from ._selection import DEFAULT, Selection, rule_for
 from ._tensor import View, is_torch, on_other_device, torch_module
 from ._threads import in_threads
 
@@ -28,7 +29,15 @@ def scores_from_qk(q: Tensor, k: Tensor, **options: Unpack[ProductOptions]) -> T
 
 
 def scores_from_qk(
-    q: Any, k: Any, *, scale: float | None = None, reduce: str = "mean", nan: str = "raise", threads: int = 1
+    q: Any,
+    k: Any,
+    *,
+    scale: float | None = None,
+    selection: Selection | str | None = None,
+    reduce: str = DEFAULT.reduce,
+    protect: int | None = None,
+    nan: str = "raise",
+    threads: int = 1,
 ) -> Any:
     """Return the window scores of a prompt from its last queries and its keys.
 
@@ -44,13 +53,13 @@ def scores_from_qk(
         ``(kv_heads, n, head_dim)``, or a batch of them: the keys of all positions, of the same kind as `q`.
     scale
         What products are multiplied by. None means ``head_dim ** -0.5``.
-    reduce, nan, threads
+    selection, reduce, protect, nan, threads
         As for :func:`window_scores`. `threads` does not concern the multiplication: its library has its own setting.
 
     Returns
     -------
     numpy.ndarray or torch.Tensor
-        ``(kv_heads, n - window)`` float32, or a batch of them.
+        ``(kv_heads, n - protect)`` float32, or a batch of them.
 
     Raises
     ------
@@ -61,10 +70,10 @@ def scores_from_qk(
     q_heads, head_dim = q.shape[-3], q.shape[-1]
     group = q_heads // kv_heads
     threads = at_least("threads", threads, 1)
-    choice("reduce", reduce, REDUCE)
+    rule = rule_for(selection, window, n, reduce=reduce, protect=protect)
     choice("nan", nan, NAN)
     factor = logit_scale(head_dim**-0.5 if scale is None else scale)
-    options: dict[str, Any] = {"reduce": reduce, "from_logits": True, "nan": nan, "scale": factor}
+    options: dict[str, Any] = {"selection": rule, "from_logits": True, "nan": nan, "scale": factor}
     if is_torch(q):
         q, k = q.detach(), k.detach()
     batched = len(q.shape) == 4
@@ -89,7 +98,7 @@ def scores_from_qk(
     parts = [range(start, len(pairs), threads) for start in range(min(threads, len(pairs)))]
     in_threads([functools.partial(score, part) for part in parts], threads)
     scores = torch_module().cat(rows) if is_torch(q) else np.concatenate(rows)
-    return scores.reshape(*q.shape[:-3], kv_heads, n - window)
+    return scores.reshape(*q.shape[:-3], kv_heads, n - rule.protected)
 
 
 def _check(q: Any, k: Any) -> tuple[int, int, int]:
@@ -106,8 +115,8 @@ def _check(q: Any, k: Any) -> tuple[int, int, int]:
     kv_heads, n = k.shape[-3:-1]
     if kv_heads < 1 or q_heads < 1 or q_heads % kv_heads:
         raise ValueError(f"k: has {kv_heads} heads, must divide the {q_heads} of q")
-    if not 0 < window < n:
-        raise ValueError(f"q: has {window} queries, must have at least 1 and fewer than the {n} positions of k")
+    if not 0 < window <= n:
+        raise ValueError(f"q: has {window} queries, must have at least 1 and no more than the {n} positions of k")
     if head_dim < 1:
         raise ValueError(f"q: has head_dim = {head_dim}, must be at least 1")
     return kv_heads, window, n

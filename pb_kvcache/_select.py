@@ -1,9 +1,10 @@
 """Prefill selection: which positions of a prompt each KV head keeps.
 
 Once the prompt is processed, the attention of its last `window` queries says which of the earlier positions matter. It
-is averaged over the window and over the query heads that share a KV head (:mod:`._score`) and pooled over neighbours
-(:mod:`._pool`). The best positions stay (:mod:`._choose`), and the window with them: SnapKV, arXiv 2404.14469.
-PyramidKV, arXiv 2406.02069, gives every layer its own budget.
+is averaged over the window and over the query heads that share a KV head (:mod:`._score`), perhaps multiplied by a
+weight of each position, and pooled over neighbours (:mod:`._pool`). The best positions stay (:mod:`._choose`), and with
+them the last `protect`, the window by default, and the first `sinks`: SnapKV, arXiv 2404.14469. PyramidKV, arXiv
+2406.02069, gives every layer its own budget. :class:`Selection` is one such rule as a whole.
 
 NumPy arrays and torch CPU tensors are read in place by the native kernels. A tensor on another device takes an
 equivalent path in torch, there (:mod:`._torch_path`). An answer is of the kind that was given: NumPy arrays with uint32
@@ -19,10 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _torch_path
-from ._calls import OK, ScoreRows, floats, head_ranges, scratch, words, workspace_size
-from ._native import ffi, lib
-from ._options import NAN, REDUCE, at_least, choice, head_budgets, pooling_options
+from ._calls import OK, ScoreRows, SelectParams, floats, head_ranges, scratch, words, workspace_size
+from ._native import lib
+from ._options import NAN, at_least, choice, head_budgets
+from ._position_weights import bad_weight, require_weights, weights_of, weights_refusal
 from ._score import Attention, Part, run_parts
+from ._selection import DEFAULT, Selection, require_window_score, rule_of_scores
 from ._shapes import by_head, prompt_length
 from ._tensor import give, on_other_device
 
@@ -35,31 +38,31 @@ if TYPE_CHECKING:
 
 @overload
 def select(
-    attn: Array, budget: int, *, num_kv_heads: int, window: int, valid: None = None, **options: Unpack[SelectOptions]
+    attn: Array, budget: int, *, num_kv_heads: int, valid: None = None, **options: Unpack[SelectOptions]
 ) -> Positions: ...
 
 
 @overload
 def select(
-    attn: Array, budget: int, *, num_kv_heads: int, window: int, valid: Any, **options: Unpack[SelectOptions]
+    attn: Array, budget: int, *, num_kv_heads: int, valid: Any, **options: Unpack[SelectOptions]
 ) -> Positions | list[Positions]: ...
 
 
 @overload
 def select(
-    attn: Array, budget: PerHead, *, num_kv_heads: int, window: int, valid: Any = None, **options: Unpack[SelectOptions]
+    attn: Array, budget: PerHead, *, num_kv_heads: int, valid: Any = None, **options: Unpack[SelectOptions]
 ) -> list[Any]: ...
 
 
 @overload
 def select(
-    attn: Tensor, budget: int, *, num_kv_heads: int, window: int, valid: None = None, **options: Unpack[SelectOptions]
+    attn: Tensor, budget: int, *, num_kv_heads: int, valid: None = None, **options: Unpack[SelectOptions]
 ) -> Tensor: ...
 
 
 @overload
 def select(
-    attn: Tensor, budget: int, *, num_kv_heads: int, window: int, valid: Any, **options: Unpack[SelectOptions]
+    attn: Tensor, budget: int, *, num_kv_heads: int, valid: Any, **options: Unpack[SelectOptions]
 ) -> Tensor | list[Tensor]: ...
 
 
@@ -69,7 +72,6 @@ def select(
     budget: PerHead,
     *,
     num_kv_heads: int,
-    window: int,
     valid: Any = None,
     **options: Unpack[SelectOptions],
 ) -> list[Any]: ...
@@ -80,11 +82,15 @@ def select(
     budget: int | PerHead,
     *,
     num_kv_heads: int,
-    window: int,
-    kernel: int = 7,
-    pooling: str = "max",
-    edge: str = "count",
-    reduce: str = "mean",
+    window: int | None = None,
+    selection: Selection | str | None = None,
+    kernel: int = DEFAULT.kernel,
+    pooling: str = DEFAULT.pooling,
+    edge: str = DEFAULT.edge,
+    reduce: str = DEFAULT.reduce,
+    protect: int | None = None,
+    sinks: int = DEFAULT.sinks,
+    weights: Any = None,
     from_logits: bool = False,
     scale: float = 1.0,
     window_in_budget: bool = True,
@@ -92,7 +98,7 @@ def select(
     nan: str = "raise",
     threads: int = 1,
 ) -> Any:
-    """Return the positions of a prompt that each KV head keeps: its last `window`, and the best before them.
+    """Return the positions of a prompt that each KV head keeps: its last `protect`, and the best before them.
 
     Parameters
     ----------
@@ -101,16 +107,29 @@ def select(
     budget
         Positions kept: one number, or one per KV head. ``n`` or more keeps every position, whatever `attn` holds.
     window
-        How many queries `attn` has. Their positions are always kept.
+        How many queries `attn` has. None: as many as it has.
+    selection
+        A :class:`Selection` or the name of one, instead of `window`, `kernel`, `pooling`, `edge`, `reduce`, `protect`
+        and `sinks`. Its score must be the window's. With ``value_weight=True`` it needs `weights`.
     kernel, pooling, edge
-        As for :func:`pool_scores`.
+        As for :func:`pool_scores`. A `kernel` of 1 is no pooling.
+    protect
+        How many of the last positions are always kept. None: the window. With fewer, the other positions of the window
+        compete by the sum over the queries that see them, divided by the whole window.
+    sinks
+        How many of the first positions are always kept.
+    weights
+        ``(num_kv_heads, n)`` float32, or a batch of them: what the score of each position is multiplied by, once,
+        before pooling. Finite and >= 0. Those of the protected positions are not read and may be left out:
+        ``(num_kv_heads, n - protect)``. None: nothing is multiplied.
     window_in_budget
-        True: `budget` counts the window and is at least as large. False: the window comes on top, as in the code
+        True: `budget` counts what is always kept and is at least as large. False: that comes on top, as in the code
         published with the paper.
     valid
         For a padded batch: which columns are tokens, as a boolean mask ``(batch, n)``, or how many from the left, one
-        number per sequence. The rows of a sequence are the queries of its own last tokens. The positions returned are
-        columns of the padded row, and those of a sequence are what it would get alone. None: all.
+        number per sequence. The rows of a sequence are the queries of its own last tokens; one that is shorter than the
+        window has as many queries as tokens, in the last rows. The positions returned are columns of the padded row,
+        and those of a sequence are what it would get alone. None: all.
 
     Returns
     -------
@@ -123,39 +142,51 @@ def select(
     TypeError, ValueError
         An argument or a value that breaks a rule. The message says which.
     """
+    rule_options: dict[str, Any] = {
+        "window": window,
+        "kernel": kernel,
+        "pooling": pooling,
+        "edge": edge,
+        "reduce": reduce,
+        "protect": protect,
+        "sinks": sinks,
+    }
     if on_other_device("attn", attn):
         return _torch_path.select(
             attn,
             budget,
             num_kv_heads=num_kv_heads,
-            window=window,
-            kernel=kernel,
-            pooling=pooling,
-            edge=edge,
-            reduce=reduce,
+            selection=selection,
+            weights=weights,
             from_logits=from_logits,
             scale=scale,
             window_in_budget=window_in_budget,
             valid=valid,
             nan=nan,
+            **rule_options,
         )
-    attention = Attention(attn, num_kv_heads, window, from_logits, scale, reduce, nan)
-    shape = attention.shape
-    params = _params(kernel, pooling, edge, attention.nan, attention.reduce)
-    budgets, per_head = head_budgets(budget, shape.kv_heads, shape.window, window_in_budget)
+    attention = Attention(attn, num_kv_heads, from_logits, scale, nan, selection, **rule_options)
+    shape, rule = attention.shape, attention.rule
+    require_window_score(rule)
+    require_weights(rule.value_weight, weights)
+    budgets, per_head = head_budgets(budget, shape.kv_heads, rule.protected, rule.sinks, window_in_budget)
+    heads = (shape.batch, shape.kv_heads) if shape.batched else (shape.kv_heads,)
+    weighing = weights_of(weights, heads, shape.n - rule.protected, shape.n)
     threads = at_least("threads", threads, 1)
     parts = [Part(attention, sequence, columns) for sequence, columns in enumerate(shape.token_columns(valid))]
     counts = [np.array([min(value, part.n) for value in budgets], np.uint32) for part in parts]
     kept = [np.empty((shape.kv_heads, int(count.max())), np.uint32) for count in counts]
+    row_weights = [_weights_of_part(weighing, part) for part in parts]
+    params = [SelectParams(rule, attention.nan, rows) for rows in row_weights]
 
     def job(part: Part, first: int, end: int) -> Callable[[], int]:
-        count, rows = counts[part.sequence], kept[part.sequence]
+        count, rows, struct = counts[part.sequence], kept[part.sequence], params[part.sequence].struct
 
         def run() -> int:
-            size = workspace_size(lib.pb_kvcache_select_workspace_size, part.struct, params, first, end)
+            size = workspace_size(lib.pb_kvcache_select_workspace_size, part.struct, struct, first, end)
             return lib.pb_kvcache_select(  # type: ignore[no-any-return]
                 part.struct,
-                params,
+                struct,
                 words(count),
                 first,
                 end,
@@ -168,13 +199,22 @@ def select(
 
         return run
 
-    # A sequence that every budget covers is kept whole, however short it is. The others are longer than the window.
+    def refusal(part: Part, status: int) -> Exception:
+        """Return the error of a sequence, for the first of its heads that does not keep everything."""
+        limited = counts[part.sequence] < part.n
+        rows = row_weights[part.sequence]
+        if rows is None or status not in (lib.PB_KVCACHE_ERROR_SELECT_WEIGHT, lib.PB_KVCACHE_ERROR_SCORE):
+            return part.refusal(status, limited)
+        return _weight_refusal(part, status, rows, limited)
+
+    # A sequence that every budget covers is kept whole, however short it is. The others are longer than what is always
+    # kept.
     for count, rows, part in zip(counts, kept, parts, strict=True):
         if count.min() == part.n:
             rows[:] = np.arange(part.n, dtype=np.uint32)
     limited = [part for part, count in zip(parts, counts, strict=True) if count.min() < part.n]
     ranges = head_ranges(shape.kv_heads, len(limited), threads)
-    run_parts([(part, job(part, first, end)) for part in limited for first, end in ranges], threads)
+    run_parts([(part, job(part, first, end)) for part in limited for first, end in ranges], threads, refusal)
 
     # Positions among the tokens become columns of the padded row, in the caller's kind and shape.
     torch = attention.view.torch
@@ -193,47 +233,64 @@ def select(
 
 
 @overload
-def select_from_scores(scores: Scores, budget: int, window: int, **options: Unpack[ChooseOptions]) -> Positions: ...
+def select_from_scores(
+    scores: Scores, budget: int, protect: int | None = None, **options: Unpack[ChooseOptions]
+) -> Positions: ...
 
 
 @overload
-def select_from_scores(scores: Scores, budget: PerHead, window: int, **options: Unpack[ChooseOptions]) -> list[Any]: ...
+def select_from_scores(
+    scores: Scores, budget: PerHead, protect: int | None = None, **options: Unpack[ChooseOptions]
+) -> list[Any]: ...
 
 
 @overload
-def select_from_scores(scores: Tensor, budget: int, window: int, **options: Unpack[ChooseOptions]) -> Tensor: ...
+def select_from_scores(
+    scores: Tensor, budget: int, protect: int | None = None, **options: Unpack[ChooseOptions]
+) -> Tensor: ...
 
 
 @overload
-def select_from_scores(scores: Tensor, budget: PerHead, window: int, **options: Unpack[ChooseOptions]) -> list[Any]: ...
+def select_from_scores(
+    scores: Tensor, budget: PerHead, protect: int | None = None, **options: Unpack[ChooseOptions]
+) -> list[Any]: ...
 
 
 def select_from_scores(
     scores: Any,
     budget: int | PerHead,
-    window: int,
+    protect: int | None = None,
     *,
-    kernel: int = 7,
-    pooling: str = "max",
-    edge: str = "count",
+    selection: Selection | str | None = None,
+    kernel: int = DEFAULT.kernel,
+    pooling: str = DEFAULT.pooling,
+    edge: str = DEFAULT.edge,
+    sinks: int = DEFAULT.sinks,
+    weights: Any = None,
     window_in_budget: bool = True,
     nan: str = "raise",
 ) -> Any:
     """Return the positions of a prompt that each KV head keeps, from scores: the second half of :func:`select`.
 
-    Scores are pooled, the best positions stay, and the window with them.
+    Scores are weighed and pooled, the best positions stay, and with them the protected ones and the sinks.
 
     Parameters
     ----------
     scores
-        ``(..., kv_heads, n - window)`` float32, from :func:`window_scores`, :func:`scores_from_qk` or a rule of the
-        caller's own: one for each position before the window.
+        ``(..., kv_heads, n - protect)`` float32, from :func:`window_scores`, :func:`scores_from_qk` or a rule of the
+        caller's own: one for each position before the protected ones.
     budget, window_in_budget
         As for :func:`select`. ``n`` or more keeps every position of a head, whatever its scores are.
-    window
-        How many positions follow the scored ones. They are always kept.
-    kernel, pooling, edge
-        As for :func:`pool_scores`.
+    protect
+        How many positions follow the scored ones. They are always kept. For scores that were made without `protect`,
+        the window. Left out only with `selection`.
+    selection
+        A :class:`Selection` or the name of one, instead of `protect`, `kernel`, `pooling`, `edge` and `sinks`. Its
+        window, `reduce` and `score` are not read: the scores are there. With ``value_weight=True`` it needs `weights`.
+    kernel, pooling, edge, sinks
+        As for :func:`select`.
+    weights
+        As for :func:`select`, ``(..., kv_heads, n)`` or ``(..., kv_heads, n - protect)``.
     nan
         ``"raise"`` refuses a NaN or an infinity. ``"lowest"`` leaves it out of its neighbours' pools and ranks its
         position below every other.
@@ -247,36 +304,44 @@ def select_from_scores(
     Raises
     ------
     TypeError, ValueError
-        An argument or a score that breaks a rule. The message says which.
+        An argument, a score or a weight that breaks a rule. The message says which.
     """
+    rule_options: dict[str, Any] = {
+        "protect": protect,
+        "kernel": kernel,
+        "pooling": pooling,
+        "edge": edge,
+        "sinks": sinks,
+    }
     if on_other_device("scores", scores):
         return _torch_path.select_from_scores(
             scores,
             budget,
-            window,
-            kernel=kernel,
-            pooling=pooling,
-            edge=edge,
+            selection=selection,
+            weights=weights,
             window_in_budget=window_in_budget,
             nan=nan,
+            **rule_options,
         )
     given = ScoreRows(scores)
-    n = prompt_length(given.shape, window)
+    rule = rule_of_scores(selection, **rule_options)
+    n = prompt_length(given.shape, rule.protected)
+    require_weights(rule.value_weight, weights)
     kv_heads, scored = given.shape[-2:]
-    budgets, per_head = head_budgets(budget, kv_heads, n - scored, window_in_budget)
-    params = _params(kernel, pooling, edge, choice("nan", nan, NAN))
+    budgets, per_head = head_budgets(budget, kv_heads, rule.protected, rule.sinks, window_in_budget)
+    weighing = weights_of(weights, given.shape[:-1], scored, n)
+    params = SelectParams(rule, choice("nan", nan, NAN), weighing)
     counts = [min(value, n) for value in budgets]
     most = max(counts)
     kept = np.empty((len(given.rows), most), np.uint32)
     if kept.size:
-        size = workspace_size(lib.pb_kvcache_select_from_scores_workspace_size, params, n, n - scored)
+        size = workspace_size(lib.pb_kvcache_select_from_scores_workspace_size, params.struct, n)
         status = lib.pb_kvcache_select_from_scores(
             floats(given.rows),
             scored,
             len(kept),
             n,
-            n - scored,
-            params,
+            params.struct,
             words(np.array(counts * (len(kept) // kv_heads), np.uint32)),
             scratch(size),
             size,
@@ -285,18 +350,38 @@ def select_from_scores(
             kept.size,
         )
         if status != OK:
-            raise given.refusal(status, np.array(counts)[:, None] < n)
+            read = np.array(counts)[:, None] < n
+            absent = not np.isfinite(given.values[np.broadcast_to(read, given.shape)]).all()
+            if weighing is None or (status == lib.PB_KVCACHE_ERROR_SCORE and nan == "raise" and absent):
+                raise given.refusal(status, read)
+            raise weights_refusal(status, weighing[..., :scored], given.values, read)
     positions = given.give(kept, *given.shape[:-1], most)
     return by_head(positions, counts) if per_head else positions
 
 
-def _params(kernel: Any, pooling: Any, edge: Any, nan: int, reduce: int = REDUCE["mean"]) -> Any:
-    """Return the ``pb_kvcache_select_params``."""
-    kernel, pooling, edge = pooling_options(kernel, pooling, edge)
-    return ffi.new(
-        "pb_kvcache_select_params *",
-        {"reduce": reduce, "pooling": pooling, "kernel": kernel, "edge": edge, "nan": nan},
-    )
+def _weights_of_part(weights: npt.NDArray[np.float32] | None, part: Part) -> npt.NDArray[np.float32] | None:
+    """Return the weights of one sequence's tokens, ``(kv_heads, its n - protect or more)``."""
+    if weights is None:
+        return None
+    rows = weights[part.sequence] if part.attention.shape.batched else weights
+    if part.columns is None:
+        return rows
+    return np.ascontiguousarray(rows[:, part.columns[: max(0, part.n - part.attention.rule.protected)]])
+
+
+def _weight_refusal(
+    part: Part, status: int, weights: npt.NDArray[np.float32], heads: npt.NDArray[np.bool_]
+) -> Exception:
+    """Return the error of a sequence whose weights, or whose scores times weights, break a rule."""
+    attention = part.attention
+    scored = part.n - attention.rule.protected
+    read = heads[:, None]
+    where = (part.sequence,) if attention.shape.batched else ()
+    if status == lib.PB_KVCACHE_ERROR_SELECT_WEIGHT:
+        first = np.argwhere(~(np.isfinite(weights) & (weights >= 0))[:, :scored] & read)[0]
+        column = first[1] if part.columns is None else part.columns[first[1]]
+        return bad_weight(weights, first, (*where, int(first[0]), int(column)))
+    return ValueError("attn: a sum of probabilities, times its weight, is too large for float32")
 
 
 def _as_columns(part: Part, positions: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

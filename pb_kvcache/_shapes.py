@@ -50,8 +50,8 @@ class AttentionShape(NamedTuple):
             raise ValueError(
                 f"window = {shown(integer('window', window))}: must be the number of queries in attn, shape {shape}"
             )
-        if not 0 < queries < n:
-            raise ValueError(f"window = {queries}: must be greater than 0 and smaller than n = {n}")
+        if not 0 < queries <= n:
+            raise ValueError(f"window = {queries}: must be greater than 0 and at most n = {n}")
         if n > UINT32_MAX:
             raise ValueError(f"attn: has n = {n} positions, must have at most {UINT32_MAX}")
         return cls(batched, batch, q_heads, kv_heads, queries, n)
@@ -88,23 +88,24 @@ class AttentionShape(NamedTuple):
         return [np.arange(length) for length in mask]
 
 
-def prompt_length(shape: Sequence[int], window: Any) -> int:
-    """Return how many positions a prompt has whose scores have the shape ``(..., kv_heads, n - window)``.
+def prompt_length(shape: Sequence[int], protect: Any) -> int:
+    """Return how many positions a prompt has whose scores have the shape ``(..., kv_heads, n - protect)``.
 
     Raises
     ------
     TypeError, ValueError
-        For a window that is not a positive integer, or a shape without a head or a score.
+        For a `protect` that is not a positive integer, or a shape without a head or a score.
     """
     shape = tuple(shape)
     if len(shape) < 2:
-        raise ValueError(f"scores: must have at least 2 dimensions, (..., kv_heads, n - window), not shape {shape}")
+        raise ValueError(f"scores: must have at least 2 dimensions, (..., kv_heads, n - protect), not shape {shape}")
     if shape[-2] < 1 or shape[-1] < 1:
         raise ValueError(f"scores: has shape {shape}, must hold at least one KV head and one score a row")
-    n = shape[-1] + at_least("window", window, 1)
+    n = shape[-1] + at_least("protect", protect, 1)
     if n > UINT32_MAX:
         raise ValueError(
-            f"window = {shown(n - shape[-1])}: must leave n, the window and {shape[-1]} scores, at most {UINT32_MAX}"
+            f"protect = {shown(n - shape[-1])}: must leave n, which is as many and {shape[-1]} scores, "
+            f"at most {UINT32_MAX}"
         )
     return n
 

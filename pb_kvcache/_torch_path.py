@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._options import NAN, REDUCE, at_least, choice, head_budgets, logit_scale, not_finite, pooling_options
+from ._options import NAN, at_least, choice, head_budgets, logit_scale, not_finite, pooling_options
+from ._position_weights import bad_weight, check_weights_shape, product_too_large, require_weights
+from ._selection import DEFAULT, Selection, require_window_score, rule_for, rule_of_scores
 from ._shapes import AttentionShape, by_head, prompt_length
 from ._tensor import torch_module
 
@@ -25,33 +27,37 @@ def window_scores(
     attn: Tensor,
     *,
     num_kv_heads: int,
-    reduce: str = "mean",
+    selection: Selection | str | None = None,
+    reduce: str = DEFAULT.reduce,
+    protect: int | None = None,
     from_logits: bool = False,
     scale: float = 1.0,
     nan: str = "raise",
 ) -> Tensor:
-    """Return what the window's queries gave to each position before the window.
+    """Return what the window's queries gave to each position before the protected ones.
 
-    As :func:`pb_kvcache.window_scores`: ``(..., q_heads, window, n)`` to ``(..., num_kv_heads, n - window)``.
+    As :func:`pb_kvcache.window_scores`: ``(..., q_heads, window, n)`` to ``(..., num_kv_heads, n - protect)``.
     """
     torch = torch_module()
     shape = _attention_shape(attn, num_kv_heads)
-    choice("reduce", reduce, REDUCE)
+    rule = rule_for(selection, shape.window, shape.n, reduce=reduce, protect=protect)
     choice("nan", nan, NAN)
-    past = shape.n - shape.window
+    scored = shape.n - rule.protected
     grouped = attn.detach().float().unflatten(-3, (shape.kv_heads, -1))  # (..., kv_heads, group, window, n)
     if from_logits:
-        weights, left_out = _softmax(grouped * logit_scale(scale), nan)
+        weights, left_out = _softmax(grouped * logit_scale(scale), _future(attn, shape), nan)
     else:
-        weights = grouped[..., :past]
+        weights = grouped[..., :scored]
+        if rule.protected < shape.window:  # a position of the window is not seen by the queries before it
+            weights = weights.masked_fill(_future(attn, shape)[:, :scored], 0.0)
         wrong = weights < 0 if nan == "lowest" else ~(torch.isfinite(weights) & (weights >= 0))
         _refuse(attn, wrong.flatten(-4, -3), "every probability must be finite and >= 0")
         left_out = ~torch.isfinite(weights).flatten(-3, -2).all(dim=-2)
         weights = weights.masked_fill(left_out[..., None, None, :], 0.0)
-    scores = reduce_axis(weights[..., :past].mean(dim=-2), -2, reduce)
+    scores = reduce_axis(weights[..., :scored].mean(dim=-2), -2, rule.reduce)
     if not bool(torch.isfinite(scores).all()):
         raise ValueError("attn: a sum of probabilities is too large for float32")
-    return scores.masked_fill(left_out[..., :past], -torch.inf)
+    return scores.masked_fill(left_out[..., :scored], -torch.inf)
 
 
 def reduce_axis(values: Tensor, dim: int, reduce: str) -> Tensor:
@@ -63,11 +69,15 @@ def reduce_axis(values: Tensor, dim: int, reduce: str) -> Tensor:
     return values.amax(dim=dim)
 
 
-def _softmax(scaled: Tensor, nan: str) -> tuple[Tensor, Tensor]:
+def _future(attn: Tensor, shape: AttentionShape) -> Tensor:
+    """Return which positions each query of the window does not see, ``(window, n)``: those that follow it."""
+    ones = torch_module().ones(shape.window, shape.n, dtype=torch_module().bool, device=attn.device)
+    return ones.triu_(1 + shape.n - shape.window)
+
+
+def _softmax(scaled: Tensor, future: Tensor, nan: str) -> tuple[Tensor, Tensor]:
     """Return the causal softmax of ``(..., group, window, n)``, and which columns ``(..., n)`` have no number in it."""
     torch = torch_module()
-    window, n = scaled.shape[-2:]
-    future = torch.ones(window, n, dtype=torch.bool, device=scaled.device).triu_(1 + n - window)
     scaled = scaled.masked_fill(future, -torch.inf)
     bad = ~(scaled < torch.inf)  # NaN or plus infinity
     if nan == "raise":
@@ -131,39 +141,87 @@ def select_top(scores: Tensor, k: int, *, nan: str = "raise") -> Tensor:
 def select_from_scores(
     scores: Tensor,
     budget: int | PerHead,
-    window: int,
+    protect: int | None = None,
     *,
-    kernel: int = 7,
-    pooling: str = "max",
-    edge: str = "count",
+    selection: Selection | str | None = None,
+    kernel: int = DEFAULT.kernel,
+    pooling: str = DEFAULT.pooling,
+    edge: str = DEFAULT.edge,
+    sinks: int = DEFAULT.sinks,
+    weights: Any = None,
     window_in_budget: bool = True,
     nan: str = "raise",
 ) -> Any:
     """Return the positions that each KV head keeps, from scores, as :func:`pb_kvcache.select_from_scores`, int64."""
     torch = torch_module()
     _check_float32(scores)
-    n = prompt_length(scores.shape, window)
-    kv_heads, past = scores.shape[-2:]
-    window = n - past
-    budgets, per_head = head_budgets(budget, kv_heads, window, window_in_budget)
-    pooling_options(kernel, pooling, edge)
-    # The scores of a head that keeps everything are not looked at.
-    limited = torch.tensor([kept < n for kept in budgets], device=scores.device)
-    _finite(scores, nan, limited[:, None])
-    pooled = pool_scores(scores, kernel, pooling, edge=edge, nan="lowest") if min(budgets) < n else scores
-    tail = torch.arange(past, n, device=scores.device)
+    rule = rule_of_scores(selection, protect=protect, kernel=kernel, pooling=pooling, edge=edge, sinks=sinks)
+    n = prompt_length(scores.shape, rule.protected)
+    require_weights(rule.value_weight, weights)
+    kv_heads, scored = scores.shape[-2:]
+    first = rule.sinks
+    budgets, per_head = head_budgets(budget, kv_heads, rule.protected, first, window_in_budget)
+    # The scores and weights of a head that keeps everything are not looked at.
+    limited = torch.tensor([kept < n for kept in budgets], device=scores.device)[:, None]
+    _finite(scores, nan, limited)
+    pooled = scores
+    if weights is not None:
+        pooled = weighted_scores(scores, weights, n, read=limited)
+    if min(budgets) < n:
+        pooled = pool_scores(pooled, rule.kernel, str(rule.pooling), edge=rule.edge, nan="lowest")
+    head = torch.arange(first, device=scores.device)
+    tail = torch.arange(scored, n, device=scores.device)
 
-    def best_and_window(rows: Tensor, kept: int) -> Tensor:
-        best = select_top(rows, kept - window, nan="lowest")
-        return torch.cat([best, tail.expand(*best.shape[:-1], window)], dim=-1)
+    def best_and_always(rows: Tensor, kept: int) -> Tensor:
+        if kept >= n:
+            return torch.arange(n, device=scores.device).expand(*rows.shape[:-1], n)
+        best = select_top(rows[..., first:], kept - first - len(tail), nan="lowest") + first
+        around = [always.expand(*best.shape[:-1], len(always)) for always in (head, tail)]
+        return torch.cat([around[0], best, around[1]], dim=-1)
 
     if not per_head:
-        return best_and_window(pooled, budgets[0])
+        return best_and_always(pooled, budgets[0])
     counts = [min(kept, n) for kept in budgets]
     positions = tail.new_zeros(*scores.shape[:-1], max(counts))
-    for head, count in enumerate(counts):
-        positions[..., head, :count] = best_and_window(pooled[..., head, :], count)
+    for row, count in enumerate(counts):
+        positions[..., row, :count] = best_and_always(pooled[..., row, :], count)
     return by_head(positions, counts)
+
+
+def weighted_scores(scores: Tensor, weights: Any, n: int, read: Tensor | bool = True) -> Tensor:
+    """Return scores times the weights of their positions. What is not finite stays so, as -inf.
+
+    Parameters
+    ----------
+    scores
+        ``(..., kv_heads, scored)`` float32.
+    weights
+        ``(..., kv_heads, scored)`` or ``(..., kv_heads, n)`` float32, on the same device.
+    read
+        Broadcasts to the scores and says of which of them a bad weight or product is refused.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For other weights, one that is negative or not finite, or a product that is too large.
+    """
+    torch = torch_module()
+    if not isinstance(weights, torch.Tensor) or weights.dtype != torch.float32 or weights.device != scores.device:
+        what = f"{weights.dtype} on {weights.device}" if isinstance(weights, torch.Tensor) else type(weights).__name__
+        raise TypeError(f"weights: must be a torch tensor of float32 on {scores.device}, as the scores, not {what}")
+    scored = scores.shape[-1]
+    check_weights_shape(weights.shape, scores.shape[:-1], scored, n)
+    rows = weights.detach()[..., :scored]
+    wrong = ~(torch.isfinite(rows) & (rows >= 0)) & read
+    if bool(wrong.any()):
+        raise bad_weight(rows, wrong.nonzero()[0].tolist())
+    finite = torch.isfinite(scores)
+    products = (scores.detach() * rows).masked_fill(~finite, -torch.inf)
+    wrong = finite & ~torch.isfinite(products) & read
+    if bool(wrong.any()):
+        place = tuple(wrong.nonzero()[0].tolist())
+        raise product_too_large(place, scores[place], rows[place])
+    return products
 
 
 def select(
@@ -171,11 +229,15 @@ def select(
     budget: int | PerHead,
     *,
     num_kv_heads: int,
-    window: int,
-    kernel: int = 7,
-    pooling: str = "max",
-    edge: str = "count",
-    reduce: str = "mean",
+    window: int | None = None,
+    selection: Selection | str | None = None,
+    kernel: int = DEFAULT.kernel,
+    pooling: str = DEFAULT.pooling,
+    edge: str = DEFAULT.edge,
+    reduce: str = DEFAULT.reduce,
+    protect: int | None = None,
+    sinks: int = DEFAULT.sinks,
+    weights: Any = None,
     from_logits: bool = False,
     scale: float = 1.0,
     window_in_budget: bool = True,
@@ -185,32 +247,53 @@ def select(
     """Return the positions of a prompt that each KV head keeps, as :func:`pb_kvcache.select`, int64."""
     torch = torch_module()
     shape = _attention_shape(attn, num_kv_heads, window)
-    pooling_options(kernel, pooling, edge)
-    choice("reduce", reduce, REDUCE)
+    rule = rule_for(
+        selection,
+        shape.window,
+        shape.n,
+        window=window,
+        kernel=kernel,
+        pooling=pooling,
+        edge=edge,
+        reduce=reduce,
+        protect=protect,
+        sinks=sinks,
+    )
+    require_window_score(rule)
+    require_weights(rule.value_weight, weights)
     choice("nan", nan, NAN)
     if from_logits:
         logit_scale(scale)
-    budgets, per_head = head_budgets(budget, shape.kv_heads, shape.window, window_in_budget)
-    scoring: dict[str, Any] = {"reduce": reduce, "from_logits": from_logits, "scale": scale, "nan": nan}
-    pools: dict[str, Any] = {"kernel": kernel, "pooling": pooling, "edge": edge}
+    budgets, per_head = head_budgets(budget, shape.kv_heads, rule.protected, rule.sinks, window_in_budget)
+    if weights is not None:
+        heads = (shape.batch, shape.kv_heads) if shape.batched else (shape.kv_heads,)
+        check_weights_shape(weights.shape, heads, shape.n - rule.protected, shape.n)
+    counted = budgets if per_head else budgets[0]
 
-    def kept(part: Tensor) -> Any:
+    def kept(part: Tensor, rows: Tensor | None) -> Any:
         """Choose among one sequence's tokens, which are perhaps fewer than the window."""
         length = part.shape[-1]
         if min(budgets) >= length:
             everything = torch.arange(length, device=attn.device).expand(shape.kv_heads, -1)
             return list(everything) if per_head else everything
-        scores = window_scores(part, num_kv_heads=shape.kv_heads, **scoring)
-        return select_from_scores(scores, budget, window, window_in_budget=window_in_budget, nan=nan, **pools)
+        own = part[:, -min(shape.window, length) :]  # a sequence shorter than the window has fewer queries
+        scoring: dict[str, Any] = {"num_kv_heads": shape.kv_heads, "reduce": rule.reduce, "protect": rule.protected}
+        scores = window_scores(own, from_logits=from_logits, scale=scale, nan=nan, **scoring)
+        return select_from_scores(scores, counted, selection=rule, weights=rows, nan=nan)
 
     results: list[Any] = []
-    for sequence, where in zip(attn if shape.batched else attn[None], shape.token_columns(valid), strict=True):
+    tokens = shape.token_columns(valid)
+    attention, weighing = (attn, weights) if shape.batched else (attn[None], None if weights is None else weights[None])
+    for index, where in enumerate(tokens):
+        rows = None if weighing is None else weighing[index]
         if where is None:
-            results.append(kept(sequence))
+            results.append(kept(attention[index], rows))
         else:
             columns = torch.as_tensor(where, device=attn.device)
-            rows = kept(sequence[..., columns])
-            results.append([columns[row] for row in rows] if per_head else columns[rows])
+            if rows is not None:
+                rows = rows[:, columns[: max(0, len(where) - rule.protected)]]
+            chosen = kept(attention[index][..., columns], rows)
+            results.append([columns[row] for row in chosen] if per_head else columns[chosen])
     if not shape.batched:
         return results[0]
     if not per_head and len({rows.shape for rows in results}) == 1:

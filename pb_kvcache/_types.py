@@ -11,6 +11,10 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from torch import Tensor
+
+    from ._selection import Selection
+
     #: Attention, scores, queries or keys. ml_dtypes' bfloat16 has no type of its own.
     Array: TypeAlias = npt.NDArray[Any]
     Scores: TypeAlias = npt.NDArray[np.float32]
@@ -23,9 +27,12 @@ if TYPE_CHECKING:
 class ChooseOptions(TypedDict, total=False):
     """What :func:`pb_kvcache.select_from_scores` takes by name."""
 
+    selection: Selection | str | None
     kernel: int
     pooling: str
     edge: str
+    sinks: int
+    weights: Array | Tensor | None
     window_in_budget: bool
     nan: str
 
@@ -33,7 +40,9 @@ class ChooseOptions(TypedDict, total=False):
 class SelectOptions(ChooseOptions, total=False):
     """What :func:`pb_kvcache.select` may take by name, but for `valid`."""
 
+    window: int | None
     reduce: str
+    protect: int | None
     from_logits: bool
     scale: float
     threads: int
@@ -42,7 +51,9 @@ class SelectOptions(ChooseOptions, total=False):
 class ScoreOptions(TypedDict, total=False):
     """What :func:`pb_kvcache.window_scores` may take by name."""
 
+    selection: Selection | str | None
     reduce: str
+    protect: int | None
     from_logits: bool
     scale: float
     nan: str
@@ -53,6 +64,8 @@ class ProductOptions(TypedDict, total=False):
     """What :func:`pb_kvcache.scores_from_qk` takes by name."""
 
     scale: float | None
+    selection: Selection | str | None
     reduce: str
+    protect: int | None
     nan: str
     threads: int

@@ -20,17 +20,22 @@ def probabilities(logits, scale=1.0):
     return result
 
 
-def window_scores(attn, kv_heads, reduce="mean", from_logits=False, scale=1.0):
-    """``(q_heads, window, n)`` to ``(kv_heads, n - window)``."""
+def window_scores(attn, kv_heads, reduce="mean", from_logits=False, scale=1.0, protect=None):
+    """``(q_heads, window, n)`` to ``(kv_heads, n - protect)``; `protect` None is the window.
+
+    A position of the window has the sum over the queries that see it, divided by the whole window.
+    """
     q_heads, window, n = attn.shape
     group = q_heads // kv_heads
-    scores = np.zeros((kv_heads, n - window))
+    scored = n - (window if protect is None else protect)
+    scores = np.zeros((kv_heads, scored))
     for h in range(kv_heads):
         heads = []
         for q in range(h * group, (h + 1) * group):
             weights = probabilities(attn[q], scale) if from_logits else np.asarray(attn[q], np.float64)
-            heads.append([math.fsum(weights[:, i]) / window for i in range(n - window)])
-        for i in range(n - window):
+            seen = [[float(weights[w, i]) for w in range(window) if i <= n - window + w] for i in range(scored)]
+            heads.append([math.fsum(values) / window for values in seen])
+        for i in range(scored):
             values = [head[i] for head in heads]
             total = math.fsum(values)
             scores[h, i] = {"mean": total / group, "max": max(values), "sum": total}[reduce]
@@ -63,30 +68,48 @@ def top(scores, k):
     return sorted(ranked[:k])
 
 
-def select(attn, budget, kv_heads, window, kernel=7, pooling="max", edge="count", **options):
-    """Run the chain in float64: one list of positions per KV head. `budget` counts the window."""
+def select(
+    attn,
+    budget,
+    kv_heads,
+    window,
+    kernel=7,
+    pooling="max",
+    edge="count",
+    protect=None,
+    sinks=0,
+    weights=None,
+    **options,
+):
+    """Run the chain in float64: one list of positions per KV head. `budget` counts what is always kept."""
     n = attn.shape[-1]
     if budget >= n:
         return [list(range(n))] * kv_heads
-    scores = window_scores(attn, kv_heads, **options)
-    return select_from_scores(scores, [budget] * kv_heads, window, kernel, pooling, edge)
+    protect = window if protect is None else protect
+    scores = window_scores(attn, kv_heads, protect=protect, **options)
+    return select_from_scores(scores, [budget] * kv_heads, protect, kernel, pooling, edge, sinks=sinks, weights=weights)
 
 
-def select_from_scores(scores, budgets, window, kernel=7, pooling="max", edge="count", exact=False):
-    """Pool rows of ``n - window`` scores and keep the best and the window: a list of positions per row.
+def select_from_scores(
+    scores, budgets, protect, kernel=7, pooling="max", edge="count", exact=False, sinks=0, weights=None
+):
+    """Weigh and pool rows of ``n - protect`` scores and keep the best, the sinks and the last: a list per row.
 
-    One budget a row, which counts the window. n or more keeps everything. `exact`: averages of finite scores are the
-    definition's, to the bit.
+    One budget a row, which counts what is always kept. n or more keeps everything. A row of `weights` has a number for
+    each score, or more. `exact`: averages of finite scores are the definition's, to the bit.
     """
     kept = []
-    for row, budget in zip(scores, budgets, strict=True):
-        n = len(row) + window
+    for index, (row, budget) in enumerate(zip(scores, budgets, strict=True)):
+        n = len(row) + protect
         if budget >= n:
             kept.append(list(range(n)))
             continue
+        if weights is not None:
+            row = [x * w if math.isfinite(x) else x for x, w in zip(row, weights[index], strict=False)]
         bits = exact and pooling == "avg" and all(math.isfinite(x) for x in row)
         pooled = exact_average(row, kernel, edge) if bits else pool(row, kernel, pooling, edge)
-        kept.append(top(pooled, budget - window) + list(range(n - window, n)))
+        best = [sinks + i for i in top(pooled[sinks:], budget - protect - sinks)]
+        kept.append([*range(sinks), *best, *range(n - protect, n)])
     return kept
 
 
@@ -125,19 +148,21 @@ def exact_sum(e):
     return total
 
 
-def exact_scores(attn, kv_heads, reduce="mean", from_logits=False, scale=1.0, lowest=False):
+def exact_scores(attn, kv_heads, reduce="mean", from_logits=False, scale=1.0, lowest=False, protect=None):
     """``window_scores`` of float32 to the bit. NaN and infinities only with `lowest`."""
     q_heads, window, n = attn.shape
     past = n - window
+    scored = n - (window if protect is None else protect)
     group = q_heads // kv_heads
-    means = np.zeros((q_heads, past), F)
+    means = np.zeros((q_heads, scored), F)
     with np.errstate(over="ignore", invalid="ignore"):
         for q in range(q_heads):
-            sums = np.zeros(past, F)
+            sums = np.zeros(scored, F)
             for w in range(window):
+                seen = min(scored, past + w + 1)
                 if not from_logits:
-                    row = attn[q, w, :past]
-                    sums = sums + (np.where(np.isfinite(row), row, F(-np.inf)) if lowest else row)
+                    row = attn[q, w, :seen]
+                    sums[:seen] += np.where(np.isfinite(row), row, F(-np.inf)) if lowest else row
                     continue
                 row = attn[q, w, : past + w + 1]
                 bad = ~(row * F(scale) < F(np.inf))
@@ -149,9 +174,9 @@ def exact_scores(attn, kv_heads, reduce="mean", from_logits=False, scale=1.0, lo
                     e = exact_exp(row * F(scale) - shift)
                     factor = F(1.0 / exact_sum(e))
                 e = np.where(bad, F(-np.inf), e)
-                sums = sums + e[:past] * factor
+                sums[:seen] += e[:seen] * factor
             means[q] = sums / F(window)
-    scores = np.zeros((kv_heads, past), F)
+    scores = np.zeros((kv_heads, scored), F)
     for h in range(kv_heads):
         heads = means[h * group : (h + 1) * group]
         total = heads[0]

@@ -34,7 +34,7 @@ def test_budgets_are_those_of_plain_loops(heads, scored, extra, kernel, data):
     )
     alpha, window = data.draw(st.sampled_from([0, 0.2, 0.5, 1])), data.draw(st.integers(1, 4))
     budget = window + extra
-    found = adakv_budgets(scores, budget, window=window, kernel=kernel, alpha=alpha)
+    found = adakv_budgets(scores, budget, protect=window, kernel=kernel, alpha=alpha)
     assert found.tolist() == reference(scores, budget, window, kernel, alpha)
     assert found.sum() == heads * min(budget, scored + window)
     if extra < scored:
@@ -47,25 +47,25 @@ def test_tensors_give_what_arrays_give():
     torch = pytest.importorskip("torch")
     scores = np.random.default_rng(0).random((4, 300), np.float32) * np.array([[1], [2], [4], [8]], np.float32)
     before = scores.copy()
-    expected = adakv_budgets(scores, 50, window=8)
-    assert adakv_budgets(torch.from_numpy(scores), 50, window=8).tolist() == expected.tolist()
+    expected = adakv_budgets(scores, 50, protect=8)
+    assert adakv_budgets(torch.from_numpy(scores), 50, protect=8).tolist() == expected.tolist()
     assert (scores == before).all()
     assert expected[3] > expected[0] == 8 + int(0.2 * 42)
-    assert adakv_budgets(scores, 50, window=8, alpha=1).tolist() == [50] * 4
+    assert adakv_budgets(scores, 50, protect=8, alpha=1).tolist() == [50] * 4
 
 
 @pytest.mark.parametrize(
     ("scores", "options", "message"),
     [
-        (np.ones(4, np.float32), {}, r"scores: has shape \(4,\), must be \(kv_heads, n - window\)"),
+        (np.ones(4, np.float32), {}, r"scores: has shape \(4,\), must be \(kv_heads, n - protect\)"),
         (np.ones((2, 0), np.float32), {}, r"scores: has shape \(2, 0\)"),
         (np.ones((2, 4), np.float32), {"budget": 1}, "budget = 1: must be at least 2"),
         (np.ones((2, 4), np.float32), {"alpha": 1.5}, "alpha = 1.5: must be between 0 and 1"),
         (np.ones((2, 4), np.float32), {"alpha": float("nan")}, "alpha"),
         (np.full((2, 4), np.nan, np.float32), {}, "scores"),
-        (np.ones((2, 4), np.float32), {"window": 0}, "window = 0"),
+        (np.ones((2, 4), np.float32), {"protect": 0}, "protect = 0"),
     ],
 )
 def test_bad_input_is_named(scores, options, message):
     with pytest.raises(ValueError, match=message):
-        adakv_budgets(scores, **{"budget": 4, "window": 2, **options})
+        adakv_budgets(scores, **{"budget": 4, "protect": 2, **options})

@@ -134,15 +134,15 @@ def test_scores_with_any_strides_are_read():
         ({"scores": np.zeros((2, 30))}, TypeError, "scores: .* of float32, not float64"),
         ({"scores": np.zeros((2, 30), ">f4")}, TypeError, "scores: .* foreign byte order"),
         ({"scores": [[1.0, 2.0]]}, TypeError, "scores: .* not list"),
-        ({"window": 0}, ValueError, "window = 0: must be at least 1"),
-        ({"window": 2.0}, TypeError, "window = 2.0: must be an integer"),
-        ({"window": 2**32 - 30}, ValueError, "window = 4294967266: must leave n"),
-        ({"window": 10**5000}, ValueError, "window = .*: must leave n"),
-        ({"budget": 3}, ValueError, "budget = 3: must be at least the window, 4"),
+        ({"protect": 0}, ValueError, "protect = 0: must be at least 1"),
+        ({"protect": 2.0}, TypeError, "protect = 2.0: must be an integer"),
+        ({"protect": 2**32 - 30}, ValueError, "protect = 4294967266: must leave n"),
+        ({"protect": 10**5000}, ValueError, "protect = .*: must leave n"),
+        ({"budget": 3}, ValueError, "budget = 3: must be at least what is always kept, 4"),
         ({"budget": -1, "window_in_budget": False}, ValueError, "budget = -1: must be 0 or more"),
         ({"budget": 7.5}, TypeError, "budget = 7.5: must be an integer"),
         ({"budget": [12]}, ValueError, "budget: has 1 numbers, must have one per KV head, 2"),
-        ({"budget": [12, 3]}, ValueError, r"budget\[1\] = 3: must be at least the window"),
+        ({"budget": [12, 3]}, ValueError, r"budget\[1\] = 3: must be at least what is always kept, 4"),
         ({"kernel": 4}, ValueError, "kernel = 4: must be odd"),
         ({"kernel": 3.0}, TypeError, "kernel = 3.0: must be an integer"),
         ({"pooling": "median"}, ValueError, "pooling = 'median': must be one of max, avg"),
@@ -151,6 +151,6 @@ def test_scores_with_any_strides_are_read():
     ],
 )
 def test_bad_arguments_are_named(changes, error, message):
-    arguments = {"scores": scores_of(2, 30), "budget": 12, "window": 4, **changes}
+    arguments = {"scores": scores_of(2, 30), "budget": 12, "protect": 4, **changes}
     with pytest.raises(error, match=message):
         pb.select_from_scores(**arguments)

@@ -184,7 +184,7 @@ def test_what_is_not_a_number_is_refused_or_ranks_lowest_as_in_the_native_path(l
         ({"pooling": "mean"}, ValueError, "pooling = 'mean'"),
         ({"reduce": "min"}, ValueError, "reduce = 'min'"),
         ({"nan": "ignore"}, ValueError, "nan = 'ignore'"),
-        ({"budget": 4}, ValueError, "budget = 4: must be at least the window, 5"),
+        ({"budget": 4}, ValueError, "budget = 4: must be at least what is always kept, 5"),
         ({"budget": [8, 8]}, ValueError, "budget: has 2 numbers"),
         ({"budget": True}, TypeError, "budget"),
         ({"scale": 0.0, "from_logits": True}, ValueError, "scale = 0"),
@@ -212,8 +212,8 @@ def test_bad_input_is_named(change, error, message):
         ({"scores": torch.zeros(30)}, ValueError, "scores: must have at least 2 dimensions"),
         ({"scores": torch.zeros(2, 0)}, ValueError, r"scores: has shape \(2, 0\), must hold at least one"),
         ({"scores": torch.zeros(2, 30, dtype=torch.float64)}, TypeError, "scores: must be a torch tensor of float32"),
-        ({"window": 0}, ValueError, "window = 0: must be at least 1"),
-        ({"budget": 3}, ValueError, "budget = 3: must be at least the window, 4"),
+        ({"protect": 0}, ValueError, "protect = 0: must be at least 1"),
+        ({"budget": 3}, ValueError, "budget = 3: must be at least what is always kept, 4"),
         ({"budget": [12]}, ValueError, "budget: has 1 numbers"),
         ({"kernel": 4}, ValueError, "kernel = 4: must be odd"),
         ({"pooling": "median"}, ValueError, "pooling = 'median'"),
@@ -222,7 +222,7 @@ def test_bad_input_is_named(change, error, message):
 )
 def test_bad_input_of_the_selection_from_scores_is_named(change, error, message):
     with pytest.raises(error, match=message):
-        _torch_path.select_from_scores(**{"scores": torch.zeros(2, 30), "budget": 12, "window": 4, **change})
+        _torch_path.select_from_scores(**{"scores": torch.zeros(2, 30), "budget": 12, "protect": 4, **change})
 
 
 def test_a_tensor_on_another_device_is_sent_to_the_torch_path(monkeypatch):

@@ -81,7 +81,7 @@ int main(void)
                                        .n = TOKENS,
                                        .head_stride = WINDOW * TOKENS,
                                        .row_stride = TOKENS};
-    const pb_kvcache_select_params params = {.pooling = PB_KVCACHE_POOL_MAX, .kernel = 7};
+    const pb_kvcache_select_params params = {.pooling = PB_KVCACHE_POOL_MAX, .kernel = 7, .protect = WINDOW};
     size_t workspace_bytes;
     status = pb_kvcache_select_workspace_size(&attn, &params, 0, KV_HEADS, &workspace_bytes);
     if (status != PB_KVCACHE_OK) {

@@ -76,9 +76,12 @@ static void selection(input *in, unsigned environment)
                                        .n = n,
                                        .head_stride = (ptrdiff_t)(window * n),
                                        .row_stride = (ptrdiff_t)n};
-    const pb_kvcache_select_params params = {(pb_kvcache_reduce)(options / 2 % 3),
-                                             (pb_kvcache_pooling)(options / 8 % 2), 1 + 2 * (options / 16 % 8),
-                                             (pb_kvcache_edge)(options / 128), PB_KVCACHE_NAN_REFUSE};
+    const pb_kvcache_select_params params = {.reduce = (pb_kvcache_reduce)(options / 2 % 3),
+                                             .pooling = (pb_kvcache_pooling)(options / 8 % 2),
+                                             .kernel = 1 + 2 * (options / 16 % 8),
+                                             .edge = (pb_kvcache_edge)(options / 128),
+                                             .nan = PB_KVCACHE_NAN_REFUSE,
+                                             .protect = window};
     size_t size = 0;
     MUST(pb_kvcache_select_workspace_size(&attn, &params, 0, 1, &size) == PB_KVCACHE_OK);
     void *workspace = malloc(size);

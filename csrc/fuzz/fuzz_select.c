@@ -40,6 +40,27 @@ static void must_be_ragged(const pb_kvcache_attention *attn, const pb_kvcache_se
     free(indices);
 }
 
+/* A row of weights for each head, which params then point to, or NULL. With `any` sometimes one that is refused. */
+static float *new_weights(input *in, size_t heads, size_t scored, pb_kvcache_select_params *params, bool any)
+{
+    const uint32_t kind = take(in, 1);
+    if ((kind & 1) == 0) {
+        return NULL;
+    }
+    const size_t stride = scored + kind / 2 % 3;
+    float *weights = malloc(((heads - 1) * stride + scored) * sizeof *weights);
+    for (size_t i = 0; i < (heads - 1) * stride + scored; ++i) {
+        weights[i] = (float)((i * kind) & 7u) * 0.25f;
+    }
+    if (any && kind > 250) {
+        const uint32_t bits = take(in, 4);
+        memcpy(weights + bits % scored, &bits, sizeof bits);
+    }
+    params->weights = weights;
+    params->weights_stride = stride;
+    return weights;
+}
+
 static void fuzz_select(input *in)
 {
     /* A buffer that holds what the strides reach, and shapes that sometimes claim more than is allowed. */
@@ -70,9 +91,15 @@ static void fuzz_select(input *in)
                                  .n = n,
                                  .head_stride = (ptrdiff_t)head_stride,
                                  .row_stride = (ptrdiff_t)row_stride};
-    pb_kvcache_select_params params = {(pb_kvcache_reduce)(take(in, 1) % 3), (pb_kvcache_pooling)(take(in, 1) % 2),
-                                       2 * count_of(in, 8) + 1, (pb_kvcache_edge)(take(in, 1) % 2),
-                                       (pb_kvcache_nan)(take(in, 1) % 2)};
+    pb_kvcache_select_params params = {.reduce = (pb_kvcache_reduce)(take(in, 1) % 3),
+                                       .pooling = (pb_kvcache_pooling)(take(in, 1) % 2),
+                                       .kernel = 2 * count_of(in, 8) + 1,
+                                       .edge = (pb_kvcache_edge)(take(in, 1) % 2),
+                                       .nan = (pb_kvcache_nan)(take(in, 1) % 2),
+                                       .protect = 1 + take(in, 1) % (window + 2)};
+    params.protect = params.protect < n ? params.protect : n - 1;
+    params.sinks = take(in, 1) % 8 == 0 ? count_of(in, n) : 0;
+    float *weights = new_weights(in, kv_heads, n - params.protect, &params, true);
     /* Sometimes what is refused before the data is looked at */
     if ((take(in, 1) & 15) == 0) {
         uint32_t scale = take(in, 4);
@@ -82,6 +109,7 @@ static void fuzz_select(input *in)
         attn.n = attn.window < n ? n : count_of(in, n);
         attn.n = attn.n < n ? attn.n : n;
         params.kernel = count_of(in, 9);
+        params.protect = params.weights == NULL ? count_of(in, n) : params.protect;
     }
     /* A range of heads, budgets, and an output of exactly the size that they need */
     const size_t heads = attn.num_kv_heads < 9 ? attn.num_kv_heads : 9;
@@ -118,7 +146,8 @@ static void fuzz_select(input *in)
             const size_t kept = budgets[head] < attn.n ? budgets[head] : attn.n;
             const uint32_t *row = indices + head * stride;
             ascending(row, kept, attn.n);
-            MUST(row[kept - attn.window] == attn.n - attn.window); /* the window is there */
+            MUST(row[kept - params.protect] == attn.n - params.protect); /* what is protected is there */
+            MUST(params.sinks == 0 || row[params.sinks - 1] == params.sinks - 1);
         }
         for (size_t i = 0; status != PB_KVCACHE_OK && i <= capacity; ++i) {
             MUST(indices[i] == UINT32_MAX);
@@ -130,41 +159,65 @@ static void fuzz_select(input *in)
         free(indices);
         free(workspace);
     }
+    free(weights);
     free(data);
 }
 
-/* What stays of scores, by hand: pooled, the best chosen, the window behind them. `pooled` and `counts` are scratch. */
-static void must_be_from_scores(const float *scores, size_t heads, size_t n, size_t window,
-                                const pb_kvcache_select_params *params, const uint32_t *budgets, float *pooled,
-                                uint32_t *counts)
+/* What stays of scores, by hand: weighed, pooled, the best chosen behind the sinks, what is protected behind them.
+ * `pooled` and `counts` are scratch. */
+static void must_be_from_scores(const float *scores, size_t heads, size_t n, const pb_kvcache_select_params *params,
+                                const uint32_t *budgets, float *pooled, uint32_t *counts)
 {
-    const size_t scored = n - window;
+    const size_t scored = n - params->protect;
+    const size_t sinks = params->sinks;
+    const size_t behind = scored - sinks;
     size_t size;
     size_t pool_size;
-    MUST(pb_kvcache_select_from_scores_workspace_size(params, n, window, &size) == PB_KVCACHE_OK);
+    MUST(pb_kvcache_select_from_scores_workspace_size(params, n, &size) == PB_KVCACHE_OK);
     MUST(pb_kvcache_pool_scores_workspace_size(scored, params->pooling, params->kernel, &pool_size) == PB_KVCACHE_OK);
     unsigned char *workspace = malloc(size > pool_size ? size : pool_size);
     uint32_t *kept = malloc(heads * n * sizeof *kept);
     uint32_t *best = malloc(heads * scored * sizeof *best);
-    MUST(pb_kvcache_select_from_scores(scores, scored, heads, n, window, params, budgets, workspace, size, kept, n,
-                                       heads * n)
-         == PB_KVCACHE_OK);
-    MUST(pb_kvcache_pool_scores(scores, scored, heads, scored, params->pooling, params->kernel, params->edge,
-                                params->nan, workspace, pool_size, pooled, scored, heads * scored)
+    const pb_kvcache_status status = pb_kvcache_select_from_scores(scores, scored, heads, n, params, budgets, workspace,
+                                                                   size, kept, n, heads * n);
+    float *weighted = malloc(heads * scored * sizeof *weighted);
+    bool fits = true;
+    for (size_t i = 0; i < heads * scored; ++i) {
+        const float weight
+            = params->weights == NULL ? 1.0f : params->weights[i / scored * params->weights_stride + i % scored];
+        weighted[i] = isfinite(scores[i]) ? scores[i] * weight : -INFINITY;
+        fits = fits && (!isfinite(scores[i]) || isfinite(weighted[i]) || budgets[i / scored] >= n);
+    }
+    MUST(status == (fits ? PB_KVCACHE_OK : PB_KVCACHE_ERROR_SCORE));
+    if (!fits) {
+        free(weighted);
+        free(best);
+        free(kept);
+        free(workspace);
+        return;
+    }
+    MUST(pb_kvcache_pool_scores(weighted, scored, heads, scored, params->pooling, params->kernel, params->edge,
+                                PB_KVCACHE_NAN_LOWEST, workspace, pool_size, pooled, scored, heads * scored)
          == PB_KVCACHE_OK);
     for (size_t head = 0; head < heads; ++head) {
-        counts[head] = budgets[head] < n ? budgets[head] - (uint32_t)window : (uint32_t)scored;
+        counts[head] = (uint32_t)(budgets[head] < n ? budgets[head] - params->protect - sinks : behind);
     }
-    MUST(pb_kvcache_select_top(pooled, scored, heads, scored, counts, PB_KVCACHE_NAN_LOWEST, best, scored,
+    MUST(pb_kvcache_select_top(pooled + sinks, scored, heads, behind, counts, PB_KVCACHE_NAN_LOWEST, best, scored,
                                heads * scored)
          == PB_KVCACHE_OK);
     for (size_t head = 0; head < heads; ++head) {
         const uint32_t *row = kept + head * n;
-        MUST(memcmp(row, best + head * scored, counts[head] * sizeof *row) == 0);
-        for (size_t i = 0; i < window; ++i) {
-            MUST(row[counts[head] + i] == scored + i);
+        for (size_t i = 0; i < sinks; ++i) {
+            MUST(row[i] == i);
+        }
+        for (size_t i = 0; i < counts[head]; ++i) {
+            MUST(row[sinks + i] == sinks + best[head * scored + i]);
+        }
+        for (size_t i = 0; i < params->protect; ++i) {
+            MUST(row[sinks + counts[head] + i] == scored + i);
         }
     }
+    free(weighted);
     free(best);
     free(kept);
     free(workspace);
@@ -245,13 +298,17 @@ static void fuzz_scores(input *in)
     }
     /* Both at once */
     if (status == PB_KVCACHE_OK && n > 0 && kernel % 2 == 1) {
-        const size_t window = 1 + take(in, 1) % 40;
-        const pb_kvcache_select_params params = {PB_KVCACHE_REDUCE_MEAN, pooling, kernel, edge, nan};
+        const size_t protect = 1 + take(in, 1) % 40;
+        pb_kvcache_select_params params
+            = {.pooling = pooling, .kernel = kernel, .edge = edge, .nan = nan, .protect = protect};
+        params.sinks = take(in, 1) % (n < 9 ? n : 9);
+        float *weights = new_weights(in, heads, n, &params, false);
         uint32_t budgets[3];
         for (size_t head = 0; head < heads; ++head) {
-            budgets[head] = (uint32_t)(window + take(in, 2) % (n + 2));
+            budgets[head] = (uint32_t)(protect + params.sinks + take(in, 2) % (n + 2));
         }
-        must_be_from_scores(scores, heads, n + window, window, &params, budgets, pooled, counts);
+        must_be_from_scores(scores, heads, n + protect, &params, budgets, pooled, counts);
+        free(weights);
     }
     free(scores);
     free(pooled);

@@ -146,7 +146,7 @@ def choose(
             together = adakv_budgets(
                 budgets.ranks.gathered(scores),
                 int(keep),
-                window=window,
+                protect=window,
                 kernel=budgets.kernel,
                 pooling=budgets.pooling,
                 edge=budgets.edge,

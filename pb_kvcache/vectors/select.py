@@ -27,10 +27,15 @@ def run(case: dict[str, Any]) -> None:
     """Run one case of kind ``select``."""
     attn = _attention(case)
     window = attn.shape[1]
+    protect = case.get("protect")
     choosing = {name: case[name] for name in ("kernel", "pooling", "edge", "nan")}
+    choosing["sinks"] = case.get("sinks", 0)
+    if "weights" in case:
+        choosing["weights"] = np.array(case["weights"], dtype=object).astype(np.float32)
     scoring = {
         "num_kv_heads": case["kv_heads"],
         "reduce": case["reduce"],
+        "protect": protect,
         "from_logits": case["logits"],
         "scale": case["scale"],
     }
@@ -40,7 +45,7 @@ def run(case: dict[str, Any]) -> None:
         want = np.array(case["scores"], dtype=object).astype(np.float32)
         scores = window_scores(attn, nan=case["nan"], **scoring)
         equal("scores", scores.view(np.uint32).tolist(), want.view(np.uint32).tolist())
-        kept = select_from_scores(want, case["budgets"], window, **choosing)
+        kept = select_from_scores(want, case["budgets"], window if protect is None else protect, **choosing)
         equal("kept, from scores", [row.tolist() for row in kept], case["kept"])
 
 

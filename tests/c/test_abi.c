@@ -88,7 +88,9 @@ static void structs(void)
     AT(pb_kvcache_select_params, kernel, 8);
     AT(pb_kvcache_select_params, edge, 8 + POINTER);
     AT(pb_kvcache_select_params, nan, 12 + POINTER);
-    SIZE(pb_kvcache_select_params, 16 + POINTER);
+    AT(pb_kvcache_select_params, protect, 16 + POINTER);
+    AT(pb_kvcache_select_params, weights, 16 + 3 * POINTER);
+    SIZE(pb_kvcache_select_params, 16 + 5 * POINTER);
     SIZE(pb_kvcache_move, 8);
     AT(pb_kvcache_move, to, 4);
     SIZE(pb_kvcache_rows, 6 * POINTER);

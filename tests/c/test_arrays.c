@@ -71,7 +71,7 @@ static void nothing_needs_no_address(void)
     const pb_kvcache_nan refuse = PB_KVCACHE_NAN_REFUSE;
     const pb_kvcache_pooling max = PB_KVCACHE_POOL_MAX;
     const pb_kvcache_edge count = PB_KVCACHE_EDGE_COUNT;
-    const pb_kvcache_select_params params = {PB_KVCACHE_REDUCE_MEAN, max, 1, count, refuse};
+    const pb_kvcache_select_params params = {.kernel = 1, .protect = 1};
     uint32_t none[2] = {0, 0};
     const uint32_t one[2] = {0, 1};
     float scores[6] = {0};
@@ -100,16 +100,16 @@ static void nothing_needs_no_address(void)
     CHECK(pb_kvcache_pool_scores(NULL, 4, 2, 0, max, 3, count, refuse, NULL, 0, NULL, 4, 0) == PB_KVCACHE_OK);
     CHECK(pb_kvcache_pool_scores(NULL, 4, 2, 4, max, 3, count, refuse, NULL, 0, NULL, 4, 8) == PB_KVCACHE_ERROR_NULL);
     /* the selection, of no heads */
-    CHECK(pb_kvcache_select_from_scores_workspace_size(&params, 4, 1, &size) == PB_KVCACHE_OK);
-    CHECK(pb_kvcache_select_from_scores(NULL, 3, 0, 4, 1, &params, NULL, NULL, size, NULL, 4, 0) == PB_KVCACHE_OK);
-    CHECK(pb_kvcache_select_from_scores(NULL, 3, 1, 4, 1, &params, NULL, NULL, size, NULL, 4, 4)
+    CHECK(pb_kvcache_select_from_scores_workspace_size(&params, 4, &size) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_select_from_scores(NULL, 3, 0, 4, &params, NULL, NULL, size, NULL, 4, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_select_from_scores(NULL, 3, 1, 4, &params, NULL, NULL, size, NULL, 4, 4)
           == PB_KVCACHE_ERROR_NULL);
     pb_kvcache_attention attn = {.data = scores, .num_q_heads = 1, .num_kv_heads = 1, .window = 1, .n = 4,
                                  .head_stride = 4, .row_stride = 4};
     CHECK(pb_kvcache_select_workspace_size(&attn, &params, 1, 1, &size) == PB_KVCACHE_OK);
     CHECK(pb_kvcache_select(&attn, &params, NULL, 1, 1, NULL, size, NULL, 4, 0) == PB_KVCACHE_OK);
-    CHECK(pb_kvcache_window_scores(&attn, params.reduce, refuse, 1, 1, NULL, size, NULL, 4, 0) == PB_KVCACHE_OK);
-    CHECK(pb_kvcache_window_scores(&attn, params.reduce, refuse, 0, 1, NULL, size, NULL, 4, 4)
+    CHECK(pb_kvcache_window_scores(&attn, params.reduce, refuse, 1, 1, 1, NULL, size, NULL, 4, 0) == PB_KVCACHE_OK);
+    CHECK(pb_kvcache_window_scores(&attn, params.reduce, refuse, 1, 0, 1, NULL, size, NULL, 4, 4)
           == PB_KVCACHE_ERROR_NULL);
 }
 

@@ -276,9 +276,21 @@ static void selection(unsigned environment, unsigned kind, size_t n, pb_kvcache_
                                        .n = n,
                                        .head_stride = (ptrdiff_t)(WINDOW * n),
                                        .row_stride = (ptrdiff_t)n};
-    const pb_kvcache_select_params params = {(pb_kvcache_reduce)(kind % 3), pooling, kernel,
-                                             (pb_kvcache_edge)(kind % 2), PB_KVCACHE_NAN_REFUSE};
-    const size_t scored = n - WINDOW;
+    /* The paper's rule, and one with sinks, weights and less protected than the window */
+    const size_t protect = kind % 2 == 0 ? WINDOW : WINDOW / 2;
+    const size_t scored = n - protect;
+    float *weights = guarded(KV_HEADS * scored * sizeof *weights);
+    for (size_t i = 0; i < KV_HEADS * scored; ++i) {
+        weights[i] = 0.5f * (float)(i % 4);
+    }
+    const pb_kvcache_select_params params = {.reduce = (pb_kvcache_reduce)(kind % 3),
+                                             .pooling = pooling,
+                                             .kernel = kernel,
+                                             .edge = (pb_kvcache_edge)(kind % 2),
+                                             .protect = protect,
+                                             .sinks = kind % 2 == 0 ? 0 : 1,
+                                             .weights = kind % 2 == 0 ? NULL : weights,
+                                             .weights_stride = scored};
     const uint32_t budgets[KV_HEADS] = {(uint32_t)(WINDOW + scored / 2), (uint32_t)n};
     size_t size = 0;
     CHECK(pb_kvcache_select_workspace_size(&attn, &params, 0, KV_HEADS, &size) == PB_KVCACHE_OK);
@@ -293,13 +305,13 @@ static void selection(unsigned environment, unsigned kind, size_t n, pb_kvcache_
     environment_enter(environment);
     const pb_kvcache_status selected
         = pb_kvcache_select(&attn, &params, budgets, 0, KV_HEADS, workspace, size, kept, n, KV_HEADS * n);
-    const pb_kvcache_status scored_ = pb_kvcache_window_scores(&attn, params.reduce, params.nan, 0, KV_HEADS, workspace,
-                                                               size, scores, scored, KV_HEADS * scored);
+    const pb_kvcache_status scored_ = pb_kvcache_window_scores(&attn, params.reduce, params.nan, protect, 0, KV_HEADS,
+                                                               workspace, size, scores, scored, KV_HEADS * scored);
     const pb_kvcache_status from_scores
-        = pb_kvcache_select_from_scores(scores, scored, KV_HEADS, n, WINDOW, &params, budgets, workspace, size, again, n,
+        = pb_kvcache_select_from_scores(scores, scored, KV_HEADS, n, &params, budgets, workspace, size, again, n,
                                         KV_HEADS * n);
     const pb_kvcache_status in_blocks
-        = pb_kvcache_block_select(scores, scored, KV_HEADS, n, WINDOW, BLOCK, params.reduce, params.nan, block_budgets,
+        = pb_kvcache_block_select(scores, scored, KV_HEADS, n, protect, BLOCK, params.reduce, params.nan, block_budgets,
                                   workspace, size, blocks, all_blocks, KV_HEADS * all_blocks);
     environment_leave();
     CHECK(in_blocks == PB_KVCACHE_OK);
@@ -321,6 +333,7 @@ static void selection(unsigned environment, unsigned kind, size_t n, pb_kvcache_
     free(kept);
     free(again);
     free(scores);
+    free(weights);
     free(data);
 }
 

@@ -30,7 +30,7 @@ static const pb_kvcache_attention attention = {.data = weights,
                                                .head_stride = WINDOW * COLUMNS,
                                                .row_stride = COLUMNS};
 static const pb_kvcache_select_params params = {PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_POOL_MAX, 3, PB_KVCACHE_EDGE_COUNT,
-                                                PB_KVCACHE_NAN_REFUSE};
+                                                PB_KVCACHE_NAN_REFUSE, WINDOW, 0, NULL, 0};
 
 static void test_select(void)
 {
@@ -97,6 +97,16 @@ static void test_select_refusals(void)
     size_t both[64]; /* offsets in front, indices and budgets behind, one word too near */
     memset(both, 0, sizeof both);
     uint32_t *behind = (uint32_t *)(void *)(both + KV_HEADS);
+    static float weighing[KV_HEADS * (COLUMNS - WINDOW) + 8];
+    pb_kvcache_select_params weighed = params;
+    weighed.weights = weighing;
+    weighed.weights_stride = COLUMNS - WINDOW;
+    CHECK(pb_kvcache_select_ragged(&attention, &weighed, budgets, scratch, sizeof scratch, indices, 35,
+                                   (size_t *)(void *)(weighing + 2))
+          == PB_KVCACHE_ERROR_OVERLAP);
+    CHECK(pb_kvcache_select_ragged(&attention, &weighed, budgets, scratch, sizeof scratch,
+                                   (uint32_t *)(void *)weighing, 35, offsets)
+          == PB_KVCACHE_ERROR_OVERLAP);
     CHECK(SELECT(&attention, budgets, sizeof scratch, behind, 35, both) == PB_KVCACHE_ERROR_OVERLAP);
     memcpy(behind, budgets, sizeof budgets);
     CHECK(SELECT(&attention, behind, sizeof scratch, indices, 35, both) == PB_KVCACHE_ERROR_OVERLAP);

@@ -396,8 +396,7 @@ static void test_sizes(void)
           && bytes == (fits + 3) * 12 + PB_KVCACHE_PRIV_ALIGNMENT);
 
     /* An average needs more: scores that just fit do not with it. */
-    pb_kvcache_select_params params
-        = {PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_POOL_MAX, 1999, PB_KVCACHE_EDGE_COUNT, PB_KVCACHE_NAN_REFUSE};
+    pb_kvcache_select_params params = {.kernel = 1999, .protect = 1};
     attn.n = 1000;
     const size_t heads = (most - PB_KVCACHE_PRIV_ALIGNMENT) / 4000 - 3;
     bytes = 7;
@@ -415,8 +414,8 @@ static void test_sizes(void)
     float score = 2.0f;
     uint32_t index = 9;
     const uint32_t count = 1;
-    CHECK(pb_kvcache_window_scores(&attn, PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 0, SIZE_MAX, &score, 4, &score,
-                                   1, 1)
+    CHECK(pb_kvcache_window_scores(&attn, PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 1, 0, SIZE_MAX, &score, 4,
+                                   &score, 1, 1)
           == PB_KVCACHE_ERROR_TOO_LARGE);
     CHECK(pb_kvcache_select_top(&score, most, 3, 1, (const uint32_t[]){1, 1, 1}, PB_KVCACHE_NAN_REFUSE, &index, 1, 1)
           == PB_KVCACHE_ERROR_TOO_LARGE);
@@ -460,8 +459,7 @@ static prompt new_prompt(void)
                                     .n = N,
                                     .head_stride = (ptrdiff_t)WINDOW * N,
                                     .row_stride = N};
-    p.params = (pb_kvcache_select_params){PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_POOL_MAX, 7, PB_KVCACHE_EDGE_COUNT,
-                                          PB_KVCACHE_NAN_REFUSE};
+    p.params = (pb_kvcache_select_params){.kernel = 7, .protect = WINDOW};
     return p;
 }
 
@@ -476,7 +474,7 @@ static void test_bits(void)
     for (int reduce = 0; reduce < 3; ++reduce) {
         CHECK(pb_kvcache_window_scores_workspace_size(&p.attn, 0, KV_HEADS, &size) == PB_KVCACHE_OK);
         void *workspace = malloc(size);
-        CHECK(pb_kvcache_window_scores(&p.attn, (pb_kvcache_reduce)reduce, PB_KVCACHE_NAN_REFUSE, 0, KV_HEADS,
+        CHECK(pb_kvcache_window_scores(&p.attn, (pb_kvcache_reduce)reduce, PB_KVCACHE_NAN_REFUSE, WINDOW, 0, KV_HEADS,
                                        workspace, size, scores, SCORED, (size_t)KV_HEADS * SCORED)
               == PB_KVCACHE_OK);
         free(workspace);
@@ -535,15 +533,15 @@ static void test_shards(void)
         float *out = scores[head < KV_HEADS];
         CHECK(pb_kvcache_window_scores_workspace_size(&p.attn, first, end, &size) == PB_KVCACHE_OK);
         workspace = malloc(size);
-        CHECK(pb_kvcache_window_scores(&p.attn, PB_KVCACHE_REDUCE_MAX, PB_KVCACHE_NAN_LOWEST, first, end, workspace,
-                                       size, out, N, KV_HEADS * N)
+        CHECK(pb_kvcache_window_scores(&p.attn, PB_KVCACHE_REDUCE_MAX, PB_KVCACHE_NAN_LOWEST, WINDOW, first, end,
+                                       workspace, size, out, N, KV_HEADS * N)
               == PB_KVCACHE_OK);
         free(workspace);
     }
     CHECK(memcmp(scores[0], scores[1], sizeof(float) * KV_HEADS * N) == 0);
     CHECK(pb_kvcache_window_scores_workspace_size(&p.attn, 2, 2, &size) == PB_KVCACHE_OK);
     workspace = malloc(size);
-    CHECK(pb_kvcache_window_scores(&p.attn, PB_KVCACHE_REDUCE_MAX, PB_KVCACHE_NAN_LOWEST, 2, 2, workspace, size,
+    CHECK(pb_kvcache_window_scores(&p.attn, PB_KVCACHE_REDUCE_MAX, PB_KVCACHE_NAN_LOWEST, WINDOW, 2, 2, workspace, size,
                                    scores[0], N, 0)
           == PB_KVCACHE_OK);
     free(workspace);
@@ -590,8 +588,9 @@ static void test_refusals(void)
     WITH(attn.scale = NAN, PB_KVCACHE_ERROR_SCALE);
     WITH(attn.scale = HUGE_VALF, PB_KVCACHE_ERROR_SCALE);
     WITH(attn.window = 0, PB_KVCACHE_ERROR_WINDOW);
-    WITH(attn.window = N, PB_KVCACHE_ERROR_WINDOW);
-    WITH(attn.n = WINDOW, PB_KVCACHE_ERROR_WINDOW);
+    WITH(attn.window = N + 1, PB_KVCACHE_ERROR_WINDOW);
+    WITH(attn.n = WINDOW - 1, PB_KVCACHE_ERROR_WINDOW);
+    WITH(attn.n = WINDOW, PB_KVCACHE_ERROR_PROTECT);
     WITH(attn.n = SIZE_MAX, PB_KVCACHE_ERROR_TOO_LARGE);
     WITH(attn.n = SIZE_MAX / 4 - 1, PB_KVCACHE_ERROR_TOO_LARGE);
     WITH(attn.num_kv_heads = 0, PB_KVCACHE_ERROR_HEADS);
@@ -605,6 +604,10 @@ static void test_refusals(void)
     WITH(params.pooling = (pb_kvcache_pooling)2, PB_KVCACHE_ERROR_OPTION);
     WITH(params.nan = (pb_kvcache_nan)2, PB_KVCACHE_ERROR_OPTION);
     WITH(params.kernel = 0, PB_KVCACHE_ERROR_POOL_KERNEL);
+    WITH(params.protect = 0, PB_KVCACHE_ERROR_PROTECT);
+    WITH(params.protect = N, PB_KVCACHE_ERROR_PROTECT);
+    WITH(params.weights = (const float *)(const void *)((const char *)p.logits + 1), PB_KVCACHE_ERROR_ALIGNMENT);
+    WITH((params.weights = p.logits, params.weights_stride = SIZE_MAX / 2), PB_KVCACHE_ERROR_TOO_LARGE);
     WITH(params.kernel = 8, PB_KVCACHE_ERROR_POOL_KERNEL);
 #undef WITH
 #define SELECT(budgets, first, end, workspace, size, indices, stride, capacity)                                       \
@@ -635,6 +638,32 @@ static void test_refusals(void)
     budgets[1] = WINDOW - 1;
     CHECK(SELECT(budgets, 0, 3, workspace, most, indices, 50, 150) == PB_KVCACHE_ERROR_BUDGET_WINDOW);
     budgets[1] = 50;
+    /* Weights that share memory with what is written, or are none in the last head */
+    float weights[KV_HEADS] = {1.0f, 1.0f, -1.0f};
+    p.params.weights = (const float *)(const void *)indices;
+    CHECK(SELECT(budgets, 0, 3, workspace, most, indices, 50, 150) == PB_KVCACHE_ERROR_OVERLAP);
+    p.params.weights = (const float *)(const void *)workspace;
+    CHECK(SELECT(budgets, 0, 3, workspace, most, indices, 50, 150) == PB_KVCACHE_ERROR_OVERLAP);
+    p.params.weights = weights;
+    p.params.weights_stride = 1;
+    p.params.protect = N - 1; /* one score a head */
+    for (size_t head = 0; head < KV_HEADS; ++head) {
+        budgets[head] = N - 1;
+    }
+    uint32_t *many = malloc(sizeof *many * KV_HEADS * N);
+    memset(many, 0xAB, sizeof *many * KV_HEADS * N);
+    CHECK(SELECT(budgets, 0, 3, workspace, most, many, N, KV_HEADS * N) == PB_KVCACHE_ERROR_SELECT_WEIGHT);
+    CHECK(many[0] == 0xABABABABu);
+    weights[2] = HUGE_VALF;
+    CHECK(SELECT(budgets, 0, 3, workspace, most, many, N, KV_HEADS * N) == PB_KVCACHE_ERROR_SELECT_WEIGHT);
+    weights[2] = 0.0f;
+    CHECK(SELECT(budgets, 0, 3, workspace, most, many, N, KV_HEADS * N) == PB_KVCACHE_OK && many[0] == 1);
+    free(many);
+    p.params.weights = NULL;
+    p.params.protect = WINDOW;
+    for (size_t head = 0; head < KV_HEADS; ++head) {
+        budgets[head] = 50;
+    }
     /* A value that is refused in the last head: the heads before it are not written either. */
     const struct {
         int logits;
@@ -658,8 +687,8 @@ static void test_refusals(void)
             last[SCORED - 1 + N] = values[i].value;
         }
         CHECK(SELECT(budgets, 0, 3, workspace, most, indices, 50, 150) == values[i].status);
-        CHECK(pb_kvcache_window_scores(&p.attn, PB_KVCACHE_REDUCE_SUM, PB_KVCACHE_NAN_REFUSE, 0, 3, workspace, most,
-                                       scores, SCORED, (size_t)KV_HEADS * SCORED)
+        CHECK(pb_kvcache_window_scores(&p.attn, PB_KVCACHE_REDUCE_SUM, PB_KVCACHE_NAN_REFUSE, WINDOW, 0, 3, workspace,
+                                       most, scores, SCORED, (size_t)KV_HEADS * SCORED)
               == values[i].status);
         last[SCORED - 1] = kept[0];
         last[SCORED - 1 + N] = kept[1];
@@ -670,7 +699,7 @@ static void test_refusals(void)
     }
     CHECK(SELECT(budgets, 0, 3, workspace, most, indices, 50, 150) == PB_KVCACHE_ERROR_MASKED);
 #define SCORES(reduce, nan, first, end, workspace, size, scores, stride, capacity)                                    \
-    pb_kvcache_window_scores(&p.attn, reduce, nan, first, end, workspace, size, scores, stride, capacity)
+    pb_kvcache_window_scores(&p.attn, reduce, nan, WINDOW, first, end, workspace, size, scores, stride, capacity)
     const size_t all = (size_t)KV_HEADS * SCORED;
     CHECK(SCORES((pb_kvcache_reduce)9, PB_KVCACHE_NAN_REFUSE, 0, 3, workspace, most, scores, SCORED, all)
           == PB_KVCACHE_ERROR_OPTION);
@@ -695,6 +724,11 @@ static void test_refusals(void)
           == PB_KVCACHE_ERROR_OVERLAP);
     CHECK(SCORES(PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 3, 4, workspace, most, scores, SCORED, all)
           == PB_KVCACHE_ERROR_HEAD_RANGE);
+    for (size_t protect = 0; protect <= N; protect += N) {
+        CHECK(pb_kvcache_window_scores(&p.attn, PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, protect, 0, 3, workspace,
+                                       most, scores, SCORED, all)
+              == PB_KVCACHE_ERROR_PROTECT);
+    }
     CHECK(pb_kvcache_window_scores_workspace_size(&p.attn, 0, 1, NULL) == PB_KVCACHE_ERROR_NULL);
     CHECK(pb_kvcache_window_scores_workspace_size(NULL, 0, 1, &size) == PB_KVCACHE_ERROR_NULL);
     CHECK(pb_kvcache_window_scores_workspace_size(&p.attn, 3, 4, &size) == PB_KVCACHE_ERROR_HEAD_RANGE);
@@ -878,7 +912,7 @@ static void test_lowest_of_a_group(void)
         rows[bad][1] = NAN;
         const pb_kvcache_attention attn = {.data = rows, .num_q_heads = HEADS, .num_kv_heads = 1, .window = 1,
                                            .n = COLUMNS, .head_stride = COLUMNS, .row_stride = COLUMNS};
-        CHECK(pb_kvcache_window_scores(&attn, PB_KVCACHE_REDUCE_MAX, PB_KVCACHE_NAN_LOWEST, 0, 1, workspace,
+        CHECK(pb_kvcache_window_scores(&attn, PB_KVCACHE_REDUCE_MAX, PB_KVCACHE_NAN_LOWEST, 1, 0, 1, workspace,
                                        sizeof workspace, scores, BEFORE, BEFORE)
               == PB_KVCACHE_OK);
         CHECK(memcmp(scores, best, sizeof best) == 0);

@@ -49,13 +49,13 @@ static void *work(void *argument)
     size_t size = 0;
     int failed = pb_kvcache_select_workspace_size(&all->attn, &all->params, mine->first, mine->end, &size) != 0;
     void *workspace = malloc(size);
-    failed |= pb_kvcache_window_scores(&all->attn, all->params.reduce, all->params.nan, mine->first, mine->end,
-                                       workspace, size, all->scores, scored, KV_HEADS * scored)
+    failed |= pb_kvcache_window_scores(&all->attn, all->params.reduce, all->params.nan, WINDOW, mine->first,
+                                       mine->end, workspace, size, all->scores, scored, KV_HEADS * scored)
               != PB_KVCACHE_OK;
     failed |= pb_kvcache_select(&all->attn, &all->params, all->budgets, mine->first, mine->end, workspace, size,
                                 all->kept, KEPT, KV_HEADS * KEPT)
               != PB_KVCACHE_OK;
-    failed |= pb_kvcache_select_from_scores(all->scores + mine->first * scored, scored, heads, N, WINDOW, &all->params,
+    failed |= pb_kvcache_select_from_scores(all->scores + mine->first * scored, scored, heads, N, &all->params,
                                             all->budgets + mine->first, workspace, size,
                                             all->from_scores + mine->first * KEPT, KEPT, heads * KEPT)
               != PB_KVCACHE_OK;
@@ -106,8 +106,7 @@ int main(void)
                                              .n = N,
                                              .head_stride = WINDOW * N,
                                              .row_stride = N};
-        all[i].params = (pb_kvcache_select_params){PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_POOL_MAX, 5,
-                                                   PB_KVCACHE_EDGE_COUNT, PB_KVCACHE_NAN_REFUSE};
+        all[i].params = (pb_kvcache_select_params){.kernel = 5, .protect = WINDOW};
         for (size_t head = 0; head < KV_HEADS; ++head) {
             all[i].budgets[head] = KEPT;
         }

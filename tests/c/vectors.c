@@ -117,6 +117,8 @@ pb_kvcache_status vectors_status(const json *name)
         {"masked", PB_KVCACHE_ERROR_MASKED},
         {"score", PB_KVCACHE_ERROR_SCORE},
         {"budget_window", PB_KVCACHE_ERROR_BUDGET_WINDOW},
+        {"protect", PB_KVCACHE_ERROR_PROTECT},
+        {"select_weight", PB_KVCACHE_ERROR_SELECT_WEIGHT},
         {"index", PB_KVCACHE_ERROR_INDEX},
         {"sinks", PB_KVCACHE_ERROR_SINKS},
         {"block_size", PB_KVCACHE_ERROR_BLOCK_SIZE},

@@ -112,17 +112,38 @@ static bool same_ragged(const json *test, const pb_kvcache_attention *attn, cons
     return good || vectors_fail("ragged: kept differs, status %d", (int)status);
 }
 
+/* Rows of n weights, one for each KV head. NULL where there are none, or where they are no such rows, and then why. */
+static float *weights_of(const json *rows, size_t heads, size_t n)
+{
+    if (rows == NULL) {
+        return NULL;
+    }
+    float *weights = vectors_alloc(heads * n, sizeof *weights);
+    size_t head = 0;
+    for (const json *row = rows->child; row != NULL; row = row->next, ++head) {
+        size_t count;
+        float *floats = json_floats(row, &count);
+        if (head >= heads || count != n) {
+            vectors_fail("weights are not a row of n for each KV head");
+        } else {
+            memcpy(weights + head * n, floats, n * sizeof *weights);
+        }
+        free(floats);
+    }
+    return weights;
+}
+
 /* From the scores the same positions are kept. */
 static bool same_from_scores(const json *test, const float *scores, const pb_kvcache_select_params *params,
-                             const uint32_t *budgets, size_t heads, size_t n, size_t window)
+                             const uint32_t *budgets, size_t heads, size_t n)
 {
     size_t size = 0;
     uint32_t *indices = vectors_alloc(heads * n, sizeof *indices);
     memset(indices, 0xFF, heads * n * sizeof *indices);
-    pb_kvcache_status status = pb_kvcache_select_from_scores_workspace_size(params, n, window, &size);
+    pb_kvcache_status status = pb_kvcache_select_from_scores_workspace_size(params, n, &size);
     void *workspace = vectors_alloc(size, 1);
     if (status == PB_KVCACHE_OK) {
-        status = pb_kvcache_select_from_scores(scores, n - window, heads, n, window, params, budgets, workspace, size,
+        status = pb_kvcache_select_from_scores(scores, n - params->protect, heads, n, params, budgets, workspace, size,
                                                indices, n, heads * n);
     }
     const bool good = (status == PB_KVCACHE_OK && same_indices(json_need(test, "kept"), indices, heads, n))
@@ -159,13 +180,20 @@ bool vectors_select(const json *test)
                                        .n = n,
                                        .head_stride = (ptrdiff_t)(window * n),
                                        .row_stride = (ptrdiff_t)n};
-    const pb_kvcache_select_params params = {(pb_kvcache_reduce)choice(test, "reduce", reduces),
-                                             (pb_kvcache_pooling)choice(test, "pooling", poolings),
-                                             json_u32(json_need(test, "kernel")),
-                                             (pb_kvcache_edge)choice(test, "edge", edges),
-                                             (pb_kvcache_nan)choice(test, "nan", nans)};
+    const json *protect = json_get(test, "protect");
+    const json *sinks = json_get(test, "sinks");
+    float *weights = weights_of(json_get(test, "weights"), heads, n);
+    const pb_kvcache_select_params params = {.reduce = (pb_kvcache_reduce)choice(test, "reduce", reduces),
+                                             .pooling = (pb_kvcache_pooling)choice(test, "pooling", poolings),
+                                             .kernel = json_u32(json_need(test, "kernel")),
+                                             .edge = (pb_kvcache_edge)choice(test, "edge", edges),
+                                             .nan = (pb_kvcache_nan)choice(test, "nan", nans),
+                                             .protect = protect == NULL ? window : json_u32(protect),
+                                             .sinks = sinks == NULL ? 0 : json_u32(sinks),
+                                             .weights = weights,
+                                             .weights_stride = n};
     const pb_kvcache_status want = vectors_status(json_get(test, "status"));
-    const size_t scored = n > window ? n - window : 0;
+    const size_t scored = n > params.protect ? n - params.protect : 0;
     size_t size = 0;
     uint32_t *indices = vectors_alloc(heads * n, sizeof *indices);
     float *scores = vectors_alloc(heads * scored, sizeof *scores);
@@ -179,17 +207,18 @@ bool vectors_select(const json *test)
     if (good && want == PB_KVCACHE_OK) {
         good = same_indices(json_need(test, "kept"), indices, heads, n) || vectors_fail("kept differs");
         good = good && same_ragged(test, &attn, &params, budgets, heads, workspace, size);
-        status = pb_kvcache_window_scores(&attn, params.reduce, params.nan, 0, heads, workspace, size, scores, scored,
-                                          heads * scored);
+        status = pb_kvcache_window_scores(&attn, params.reduce, params.nan, params.protect, 0, heads, workspace, size,
+                                          scores, scored, heads * scored);
         good = good
                && ((status == PB_KVCACHE_OK && same_scores(json_need(test, "scores"), scores, heads, scored))
                    || vectors_fail("scores differ, status %d", (int)status));
-        good = good && same_from_scores(test, scores, &params, budgets, heads, n, window);
+        good = good && same_from_scores(test, scores, &params, budgets, heads, n);
     }
     free(workspace);
     free(scores);
     free(indices);
     free(budgets);
+    free(weights);
     free(data);
     return good;
 }

@@ -54,10 +54,25 @@ def as_bfloat(bits: Any) -> Any:
 def answers(attn: Any, budgets: list[int], options: dict[str, Any]) -> dict[str, Any]:
     lowest = options["nan"] == "lowest"
     scores = reference.exact_scores(
-        attn, options["kv_heads"], options["reduce"], options["logits"], options["scale"], lowest
+        attn,
+        options["kv_heads"],
+        options["reduce"],
+        options["logits"],
+        options["scale"],
+        lowest,
+        options.get("protect"),
     )
+    weights = options.get("weights")
     kept = reference.select_from_scores(
-        scores, budgets, attn.shape[1], options["kernel"], options["pooling"], options["edge"], exact=True
+        scores,
+        budgets,
+        options.get("protect", attn.shape[1]),
+        options["kernel"],
+        options["pooling"],
+        options["edge"],
+        exact=True,
+        sinks=options.get("sinks", 0),
+        weights=None if weights is None else np.array(weights, F),
     )
     return {"scores": [[number(x) for x in row] for row in scores], "kept": kept}
 
@@ -135,7 +150,8 @@ def by_hand() -> list[dict[str, Any]]:
         ),
         case("sums that overflow", [[[3e38, 1, 1, 1], [3e38, 1, 1, 1]]], [3], "score"),
         case("a budget below the window", [[[0.5] * 5] * 3], [2], "budget_window"),
-        case("a window of everything", [[[0.5] * 3] * 3], [3], "window"),
+        case("a window of everything", [[[0.5] * 3] * 3], [3], "protect"),
+        case("a window beyond everything", [[[0.5] * 3] * 4], [4], "window"),
         case("an even kernel", ramp, [3], "pool_kernel", kernel=2),
         case("a kernel of 0", ramp, [3], "pool_kernel", kernel=0),
         case("heads that do not divide", [[[0.5] * 5]] * 3, [2, 2], "heads"),
@@ -144,14 +160,60 @@ def by_hand() -> list[dict[str, Any]]:
     return cases
 
 
+def always_kept() -> list[dict[str, Any]]:
+    """Cases of what is always kept and of weights, whose answers follow from the rules by a few additions."""
+    # Query w of three sees 4 + w of the 6 positions; the last one sees itself most.
+    inside = [[[0.5, 0, 0.25, 0.25, "nan", -1], [0.25, 0, 0, 0.25, 0.5, 9], [0, 0.125, 0, 0, 0.125, 0.75]]]
+    ramp = [[[0.125, 0.5, 0.25, 0.0625, 0, 0.75, 0, 0.25]]]
+    two = [[[0.125, 0.25, 0.5, 0.25, 0]], [[0.5, 0.25, 0.125, 0, 0]]]
+    return [
+        case("the window's positions compete: divided by the whole window", inside, [3], kernel=1, protect=1),
+        case("the window's positions, the best of two query heads", inside * 2, [3], kernel=1, protect=1, reduce="max"),
+        case("more is protected than the window", ramp, [4], kernel=1, protect=3),
+        case("nothing but what is protected", ramp, [3], kernel=1, protect=3),
+        case("a window of everything, of which one is protected", [[[1, 9], [0.25, 0.75]]], [1], kernel=1, protect=1),
+        case("the logits of the window's positions", [[[0.0] * 6] * 3], [4], logits=True, kernel=1, protect=1),
+        case("a NaN that a query of the window sees", [[[0.5, 0, "nan", 0]] * 2], [2], "attn_value", protect=1),
+        case("sinks stay, whatever their score", ramp, [5], kernel=1, sinks=2),
+        case("sinks pool into the others", [[[4, 0, 0, 1, 0, 2, 0, 0]]], [4], kernel=3, sinks=1),
+        case(
+            "an average over sinks and the edge", [[[4, 0, 0, 3, 0, 0, 0]]], [3], pooling="avg", edge="kernel", sinks=1
+        ),
+        case("sinks up to what is protected", ramp, [8], sinks=7),
+        case("weights turn the order round", ramp, [3], kernel=1, weights=[[8, 0.5, 2, 1, 1, 0.25, 1, 1]]),
+        case("weights of 0: the lower positions", ramp, [4], kernel=1, weights=[[0] * 8]),
+        case("weights before the pools", ramp, [4], weights=[[0.25, 1, 1, 1, 1, 0.5, 8, 1]]),
+        case("weights before an average", ramp, [4], pooling="avg", weights=[[1, 0.25, 2, 16, 1, 0.5, 1, 1]]),
+        case("each KV head has its own", two, [2, 2], kernel=1, weights=[[4, 1, 1, 1, 1], [0, 1, 8, 1, 1]]),
+        case("all of it", inside, [4], kernel=1, protect=1, sinks=1, weights=[[1, 1, 3, 1, 0.5, 1]]),
+        case("nothing protected", ramp, [4], "protect", protect=0),
+        case("everything protected", ramp, [8], "protect", protect=8),
+        case("a budget below what is protected", ramp, [2], "budget_window", protect=3),
+        case("a budget below protected and sinks", ramp, [4], "budget_window", protect=3, sinks=2),
+        case("a negative weight", ramp, [4], "select_weight", weights=[[1, -0.5, 1, 1, 1, 1, 1, 1]]),
+        case("an infinite weight", ramp, [4], "select_weight", weights=[[1, 1, 1, "inf", 1, 1, 1, 1]]),
+        case("a NaN among weights", ramp, [4], "select_weight", weights=[[1, 1, 1, "nan", 1, 1, 1, 1]]),
+        case("the weight of what is protected is not read", ramp, [4], weights=[[1, 1, 1, 1, 1, 1, 1, -1]]),
+        case("weights of a head that keeps everything are not read", ramp, [8], weights=[[-1] * 8]),
+        case("a product that overflows", [[[3e38, 1, 1, 1]]], [2], "score", weights=[[2, 1, 1, 1]]),
+    ]
+
+
 def at_random() -> list[dict[str, Any]]:
     rng = random.Random(3)
     cases = []
-    for index in range(24):
+    for index in range(40):
         kv_heads, group, window = rng.randint(1, 3), rng.randint(1, 3), rng.randint(1, 4)
         n = window + rng.randint(2, 30)
         logits = index % 2 == 0
         levels = rng.choice([3, 1000])
+        # What is always kept and the weights are drawn apart, from numbers of their own.
+        extra: dict[str, Any] = {}
+        if index >= 24:
+            extra = {"protect": rng.randint(1, window), "sinks": rng.randint(0, 2)}
+            if index % 4 < 2:
+                extra["weights"] = [[rng.randint(0, 64) / 16 for _ in range(n)] for _ in range(kv_heads)]
+        always = extra.get("protect", window) + extra.get("sinks", 0)
         attn = [
             [
                 [(rng.randint(-levels, levels) if logits else rng.randint(0, levels)) / 64 for _ in range(n)]
@@ -163,13 +225,14 @@ def at_random() -> list[dict[str, Any]]:
             case(
                 f"at random {index}",
                 attn,
-                [rng.randint(window, n + 1) for _ in range(kv_heads)],
+                [rng.randint(always, n + 1) for _ in range(kv_heads)],
                 logits=logits,
                 scale=rng.choice([1.0, 0.125, 2.5]),
                 reduce=rng.choice(["mean", "max", "sum"]),
                 pooling=rng.choice(["max", "avg"]),
                 kernel=rng.choice([1, 3, 5, 7, 99]),
                 edge="kernel" if index % 3 == 2 else "count",
+                **extra,
             )
         )
     return cases
@@ -179,7 +242,7 @@ def select() -> dict[str, Any]:
     return {
         "kind": "select",
         "about": "Prefill selection: window scores to the bit, and the positions that each KV head keeps.",
-        "cases": by_hand() + at_random(),
+        "cases": by_hand() + always_kept() + at_random(),
     }
 
 

@@ -2,8 +2,9 @@
  * Prefill selection: which positions of a prompt each KV head keeps (arXiv 2404.14469, arXiv 2406.02069).
  *
  * Once the prompt is processed, its last `window` queries have looked at every position before them. That attention,
- * averaged over the window and over the query heads that share a KV head, is the score of a position. Scores are
- * pooled over neighbours. The best positions and the window itself stay.
+ * averaged over the window and over the query heads that share a KV head, is the score of a position. A position may
+ * also have a weight, by which its score is multiplied. Scores are pooled over neighbours. The best positions stay, and
+ * with them the last `protect` (the paper's rule: the window) and the first `sinks` (the paper's: none).
  *
  *     pb_kvcache_select_workspace_size(&attn, &params, 0, attn.num_kv_heads, &size);
  *     pb_kvcache_select(&attn, &params, budgets, 0, attn.num_kv_heads, workspace, size, indices, stride, capacity);
@@ -14,8 +15,8 @@
  * range first_head .. end_head - 1 and its own workspace, and with the same output array. Row h of an output belongs to
  * KV head h whatever the range. Inputs are read only. An output may overlap neither an input nor the workspace.
  *
- * Only n - window columns of probabilities are read, and of row w of logits the n - window + w + 1 columns that the
- * query may see. A padded sequence is the part of it that is valid: `data` moved to its first column and a smaller n.
+ * Of row w the n - window + w + 1 columns that the query may see are read, and of probabilities no more than the first
+ * n - protect. A padded sequence is the part of it that is valid: `data` moved to its first column and a smaller n.
  *
  * An array may be NULL where nothing of it is read or written: no heads, no scores, every count 0.
  *
@@ -23,8 +24,10 @@
  *   logits   t = x * scale, e = exp(t - max t), p = e * (1 / sum e). exp is within 1 ulp and 0 below -87.25. The sum is
  *            made of 64 interleaved sums in float per 1024 columns, folded in halves, and of these in double. A logit
  *            of -inf is a position that the query does not see, p = 0.
- *   score    the p of a position added over the window, oldest query first, divided by the window. Over the query heads
- *            of the group added in order and, for the mean, divided by their number, or the maximum over them.
+ *   score    the p of a position added over the window, oldest query first, divided by the window, also where not every
+ *            query of the window sees the position. Over the query heads of the group added in order and, for the mean,
+ *            divided by their number, or the maximum over them.
+ *   weight   the score times the weight, in float. Without weights no product is made.
  */
 #ifndef PB_KVCACHE_SELECT_H
 #define PB_KVCACHE_SELECT_H
@@ -86,19 +89,29 @@ typedef struct pb_kvcache_attention {
     float scale;         /* what logits are multiplied by, > 0 and finite; not read for probabilities */
     size_t num_q_heads;  /* a multiple of num_kv_heads */
     size_t num_kv_heads; /* > 0 */
-    size_t window;       /* 0 < window < n */
+    size_t window;       /* 0 < window <= n */
     size_t n;            /* at most 2^32 - 1 */
     ptrdiff_t head_stride; /* in elements; any */
     ptrdiff_t row_stride;  /* in elements; any */
 } pb_kvcache_attention;
 
-/* How attention is scored and scores are pooled. */
+/*
+ * How attention is scored, scores are weighed and pooled, and what stays whatever its score. The rule of the paper:
+ * protect = window, sinks = 0, weights = NULL.
+ *
+ * Weights: row h of KV head h starts at weights + h * weights_stride. Its first n - protect floats are read, one for
+ * each scored position; so a row of n, one for each position, does as well. Finite and >= 0.
+ */
 typedef struct pb_kvcache_select_params {
     pb_kvcache_reduce reduce;   /* how the query heads of a group become one score */
     pb_kvcache_pooling pooling; /* how the scores of neighbours become one */
-    size_t kernel;              /* neighbours pooled, the position itself included; odd */
+    size_t kernel;              /* neighbours pooled, the position itself included; odd. 1: none */
     pb_kvcache_edge edge;       /* what an average divides by at the ends */
     pb_kvcache_nan nan;         /* what is done about numbers that are none */
+    size_t protect;             /* last positions that are always kept and have no score: 0 < protect < n */
+    size_t sinks;               /* first positions that are always kept. Their scores are pooled like others */
+    const float *weights;       /* what scores are multiplied by before they are pooled. NULL: nothing */
+    size_t weights_stride;      /* floats from row to row */
 } pb_kvcache_select_params;
 
 /*
@@ -115,25 +128,26 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_window_scores_workspace_size(const p
                                                                          size_t *size);
 
 /*
- * Scores of the n - window positions before the window, for each KV head of the range.
+ * Scores of the n - protect positions before the protected ones, for each KV head of the range.
  *
  *   attn                  the attention, read only
  *   reduce                how the query heads of a group become one score
  *   nan                   what is done about numbers that are none
+ *   protect               the last positions, which get no score: 0 < protect < n. The paper's rule: the window
  *   first_head, end_head  the range of KV heads, end_head excluded
  *   workspace             scratch of workspace_size bytes, at least what the function above says
- *   scores                row h starts at scores + h * scores_stride and gets n - window floats
- *   scores_stride         floats from row to row, at least n - window
+ *   scores                row h starts at scores + h * scores_stride and gets n - protect floats
+ *   scores_stride         floats from row to row, at least n - protect
  *   capacity              floats in the whole array
  *
- * The errors of the function above, _WORKSPACE, _STRIDE, _CAPACITY, _OVERLAP. _ATTN_VALUE for a probability that is
- * negative, or not finite under _NAN_REFUSE. _LOGIT for NaN or +inf, and _MASKED for a query that sees nothing, both
- * under _NAN_REFUSE. _SCORE where a score overflows.
+ * The errors of the function above, _PROTECT, _WORKSPACE, _STRIDE, _CAPACITY, _OVERLAP. _ATTN_VALUE for a probability
+ * that is negative, or not finite under _NAN_REFUSE. _LOGIT for NaN or +inf, and _MASKED for a query that sees nothing,
+ * both under _NAN_REFUSE. _SCORE where a score overflows.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_window_scores(const pb_kvcache_attention *attn, pb_kvcache_reduce reduce,
-                                                          pb_kvcache_nan nan, size_t first_head, size_t end_head,
-                                                          void *workspace, size_t workspace_size, float *scores,
-                                                          size_t scores_stride, size_t capacity);
+                                                          pb_kvcache_nan nan, size_t protect, size_t first_head,
+                                                          size_t end_head, void *workspace, size_t workspace_size,
+                                                          float *scores, size_t scores_stride, size_t capacity);
 
 /*
  * Bytes of scratch that pb_kvcache_pool_scores needs: 0 for the maximum.
@@ -198,38 +212,37 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_top(const float *scores, size
 /*
  * Bytes of scratch that pb_kvcache_select_from_scores needs.
  *
- *   params  pooling, kernel, edge and nan are read
+ *   params  everything but reduce and sinks is read. Whether there are weights changes the size, their values do not
  *   n       positions of the prompt, at most 2^32 - 1
- *   window  the last ones, always kept: 0 < window < n
  *   size    becomes the number of bytes
  *
- * PB_KVCACHE_ERROR_NULL, _WINDOW, _OPTION, _POOL_KERNEL, _TOO_LARGE.
+ * PB_KVCACHE_ERROR_NULL, _PROTECT, _OPTION, _POOL_KERNEL, _TOO_LARGE.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_from_scores_workspace_size(const pb_kvcache_select_params *params,
-                                                                              size_t n, size_t window, size_t *size);
+                                                                              size_t n, size_t *size);
 
 /*
- * What each head keeps, by scores that are there already: the scores are pooled, the budgets[h] - window best positions
- * and the window stay. Where budgets[h] >= n that is every position, and the row of scores is not read.
+ * What each head keeps, by scores that are there already: the scores are weighed and pooled, and the
+ * budgets[h] - protect - sinks best positions, the sinks and the protected ones stay. Where budgets[h] >= n that is
+ * every position, and the rows of scores and weights are not read.
  *
- *   scores          row h starts at scores + h * stride, n - window floats, read only
+ *   scores          row h starts at scores + h * stride, n - protect floats, read only
  *   stride          floats from row to row
  *   num_heads       rows
  *   n               positions of the prompt, at most 2^32 - 1
- *   window          the last ones, always kept: 0 < window < n
- *   params          pooling, kernel, edge and nan are read
- *   budgets         positions kept of each row, num_heads numbers, each at least `window`
+ *   params          everything but reduce is read
+ *   budgets         positions kept of each row, num_heads numbers, each at least protect + sinks
  *   workspace       scratch of workspace_size bytes, at least what the function above says
  *   indices         row h starts at indices + h * indices_stride and gets min(n, budgets[h]) ascending positions
  *   indices_stride  elements from row to row, at least the most that a row gets
  *   capacity        elements in the whole array
  *
  * The errors of the function above, _WORKSPACE, _ALIGNMENT, _STRIDE, _CAPACITY, _OVERLAP. _BUDGET_WINDOW for a budget
- * below the window. _SCORE for a NaN or infinity under _NAN_REFUSE.
+ * below protect + sinks. _SCORE for a NaN or infinity under _NAN_REFUSE, and for a product that overflows.
+ * _SELECT_WEIGHT for a weight that is negative or not finite.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_from_scores(const float *scores, size_t stride, size_t num_heads,
-                                                               size_t n, size_t window,
-                                                               const pb_kvcache_select_params *params,
+                                                               size_t n, const pb_kvcache_select_params *params,
                                                                const uint32_t *budgets, void *workspace,
                                                                size_t workspace_size, uint32_t *indices,
                                                                size_t indices_stride, size_t capacity);
@@ -238,11 +251,11 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_from_scores(const float *scor
  * Bytes of scratch that pb_kvcache_select needs.
  *
  *   attn                  the attention; its values are not read
- *   params                how it is scored and pooled
+ *   params                how it is scored, weighed and pooled
  *   first_head, end_head  the range of KV heads, end_head excluded
  *   size                  becomes the number of bytes
  *
- * The errors of pb_kvcache_window_scores_workspace_size, _POOL_KERNEL.
+ * The errors of pb_kvcache_window_scores_workspace_size, _PROTECT, _POOL_KERNEL.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_workspace_size(const pb_kvcache_attention *attn,
                                                                   const pb_kvcache_select_params *params,
@@ -253,8 +266,8 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_select_workspace_size(const pb_kvcac
  * budgets[h] >= n every position is kept, and the attention of the head is not read.
  *
  *   attn                  the attention, read only
- *   params                how it is scored and pooled
- *   budgets               positions kept of each head, num_kv_heads numbers, each at least `window`
+ *   params                how it is scored, weighed and pooled
+ *   budgets               positions kept of each head, num_kv_heads numbers, each at least protect + sinks
  *   first_head, end_head  the range of KV heads, end_head excluded
  *   workspace             scratch of workspace_size bytes, at least what the function above says
  *   indices               row h starts at indices + h * indices_stride and gets min(n, budgets[h]) ascending positions

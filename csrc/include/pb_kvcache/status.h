@@ -84,7 +84,7 @@ typedef enum pb_kvcache_status {
     PB_KVCACHE_ERROR_DIVIDE_LOSS = -42,
     /* A unit's minimum is below the grid's first point. */
     PB_KVCACHE_ERROR_DIVIDE_BELOW = -43,
-    /* window is 0 or not smaller than n. */
+    /* window is 0 or not smaller than n. Of an attention it may be n. */
     PB_KVCACHE_ERROR_WINDOW = -50,
     /* num_kv_heads is 0 or does not divide num_q_heads, or num_q_heads is 0. */
     PB_KVCACHE_ERROR_HEADS = -51,
@@ -110,10 +110,14 @@ typedef enum pb_kvcache_status {
     PB_KVCACHE_ERROR_SCORE = -61,
     /* More indices are asked for than there are scores. */
     PB_KVCACHE_ERROR_COUNT = -62,
-    /* A budget is smaller than the window. */
+    /* A budget is smaller than what is always kept: the window, or protect and sinks. */
     PB_KVCACHE_ERROR_BUDGET_WINDOW = -63,
     /* An index is not below n or does not ascend. */
     PB_KVCACHE_ERROR_INDEX = -64,
+    /* protect is 0 or not smaller than n. */
+    PB_KVCACHE_ERROR_PROTECT = -65,
+    /* A position's weight is negative, infinite or NaN. */
+    PB_KVCACHE_ERROR_SELECT_WEIGHT = -66,
     /* sinks is not smaller than budget. */
     PB_KVCACHE_ERROR_SINKS = -70,
     /* num_caches is 0. */
