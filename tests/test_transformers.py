@@ -626,7 +626,7 @@ def test_what_is_reported_is_a_table_and_a_dict():
     assert report.nbytes == cache.nbytes
     assert report.to_dict()["layers"][0]["seen"] == 61
     text = str(report)
-    assert "budget 12, ratio 4, window 4, kernel 3" in text
+    assert "budget 12, ratio 4, window 4, score window, max of 3, last 4 kept" in text
     assert "attention: sdpa" in text
     assert len(text.splitlines()) == 7
 

@@ -106,7 +106,7 @@ def _attention(find_stock: Callable[[torch.nn.Module], Callable[..., Any]], addi
                 mask = as_added(mask, query.dtype)
             return stock(module, query, key, value, mask, **kwargs)  # type: ignore[no-any-return]
 
-        return layer.attend(attend, query, key, value, attention_mask, additive, kwargs)  # type: ignore[no-any-return]
+        return layer.attend(module, attend, query, key, value, attention_mask, additive, kwargs)  # type: ignore[no-any-return]
 
     return forward
 

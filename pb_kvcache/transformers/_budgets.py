@@ -14,9 +14,10 @@ from .._amount import Amount, Curve, Kind, only_one
 from .._checks import real
 from .._curves import CurveSet
 from .._head_plan import HeadPlan
-from .._options import REDUCE, at_least, choice, pooling_options
+from .._options import choice
 from .._plan import LayerPlan, plan
 from .._plan_file import load_plan
+from .._selection import Selection
 from ._ranks import Ranks
 
 #: Positions per layer where the caller does not say how much.
@@ -32,9 +33,9 @@ _CHUNKED = {"prompt": False, "decode": True}
 class Budgets:
     """The parameters of a cache, checked, and the plan for each prompt length.
 
-    Every layer keeps at least the window and one position more. In a prompt shorter than a layer's share the layer
-    keeps everything and the others take over what it leaves. With ``decode="hold"`` they do not, because the layer
-    fills up to its share while tokens are generated.
+    Every layer keeps at least one position more than the selection always keeps. In a prompt shorter than a layer's
+    share the layer keeps everything and the others take over what it leaves. With ``decode="hold"`` they do not,
+    because the layer fills up to its share while tokens are generated.
     """
 
     def __init__(
@@ -51,11 +52,7 @@ class Budgets:
         curves: Any = None,
         memory: Any,
         fraction: Any,
-        window: Any,
-        kernel: Any,
-        pooling: str,
-        edge: str,
-        reduce: str,
+        selection: Selection,
         decode: str,
         compress: str,
         heads: str | None = None,
@@ -63,10 +60,7 @@ class Budgets:
     ) -> None:
         # How positions are chosen.
         self.num_layers = num_layers
-        self.window = at_least("window", window, 1)
-        self.kernel, _, _ = pooling_options(kernel, pooling, edge)
-        choice("reduce", reduce, REDUCE)
-        self.pooling, self.edge, self.reduce = pooling, edge, reduce
+        self.selection = selection
         self.hold = choice("decode", decode, _HOLDS)
         self.chunked = choice("compress", compress, _CHUNKED)
         self.adakv = heads is not None and choice("heads", heads, _HEADS)
@@ -78,7 +72,10 @@ class Budgets:
         amounts: dict[Kind, Any] = {"budget": budget, "memory": memory, "fraction": fraction}
         only_one({"plan": layer_plan, **amounts})
         only_one({"plan": layer_plan, "curves": curves})
-        self.least = self.window + 1  # positions of every layer, or of every head
+        self.least = selection.always_kept + 1  # positions of every layer, or of every head
+        self._least_is = f"window + 1 = {self.least}"
+        if selection.always_kept != selection.window:
+            self._least_is = f"{self.least}, one more than the selection always keeps"
         self.curves: CurveSet | None = None
         self.plan = None if layer_plan is None else self._check_plan(layer_plan)
         if self.plan is not None:
@@ -112,10 +109,11 @@ class Budgets:
 
     def _check_amount(self, amounts: dict[Kind, Any]) -> Amount:
         amount = Amount.one_of(amounts) or Amount.of("budget", _DEFAULT_BUDGET)
-        if amount.kind == "budget" and amount.value <= self.window:
+        always = self.selection.always_kept
+        if amount.kind == "budget" and amount.value <= always:
+            lower = "window" if always == self.selection.window else "protected positions"
             raise ValueError(
-                f"budget = {amount.value}: must be at least window + 1 = {self.window + 1}; raise the budget or lower "
-                "the window"
+                f"budget = {amount.value}: must be at least {self._least_is}; raise the budget or lower the {lower}"
             )
         if amount.kind == "budget" and amount.value < self.least:
             raise ValueError(f"budget = {amount.value}: below {self.least}, where the curves begin; raise the budget")
@@ -137,13 +135,13 @@ class Budgets:
                 f"plan: has {len(budgets)} layers, the model has {self.num_layers} with full attention, which are the "
                 "ones that are compressed"
             )
-        if len(budgets) and budgets.min() <= self.window:
+        if len(budgets) and budgets.min() < self.least:
             place = np.unravel_index(int(budgets.argmin()), budgets.shape)
             where = " head ".join(str(int(index)) for index in place)
             every = "layer" if budgets.ndim == 1 else "head"
             raise ValueError(
-                f"plan: gives layer {where} a budget of {budgets[place]}, every {every} needs at least window + 1 = "
-                f"{self.window + 1}; make the plan with minimum={self.window + 1}, or lower the window"
+                f"plan: gives layer {where} a budget of {budgets[place]}, every {every} needs at least "
+                f"{self._least_is}; make the plan with minimum={self.least}, or lower the window"
             )
         return budgets
 
@@ -210,7 +208,7 @@ class Budgets:
         if self.amount.kind == "fraction":
             return max(total, least)
         if self.amount.kind == "memory" and total < least and total < length * self._shares:
-            every = f"every layer needs at least window + 1 = {self.window + 1}"
+            every = f"every layer needs at least {self._least_is}"
             if self.curves is not None:
                 every = f"every head needs at least {self.least}"
             raise ValueError(
@@ -261,10 +259,8 @@ class Budgets:
 
     def describe(self) -> str:
         """Return what was asked for, in words."""
-        return (
-            f"{self._describe_amount()}, {self._describe_curve()}, window {self.window}, kernel {self.kernel}, "
-            f"{self.pooling} pooling, {self.reduce} over a group"
-            + (f", heads by AdaKV with alpha {self.alpha:g}" if self.adakv else "")
+        return f"{self._describe_amount()}, {self._describe_curve()}, {self.selection}" + (
+            f", heads by AdaKV with alpha {self.alpha:g}" if self.adakv else ""
         )
 
     def _describe_amount(self) -> str:

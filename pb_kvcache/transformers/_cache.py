@@ -14,10 +14,11 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
+from .._selection import DEFAULT, Selection, rule_of
 from ._attention import NAMES, not_compiled, plain_implementation
 from ._budgets import Budgets
 from ._layer import BudgetedLayer
-from ._probe import facts_of
+from ._probe import Facts, facts_of
 from ._ranks import Ranks
 from ._report import CacheLayerReport, CacheReport, CacheSequenceReport
 
@@ -69,9 +70,14 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
     memory
         Bytes that the kept keys and values of the whole batch may take after the prompt, on all ranks together.
     fraction
-        Share of the prompt that is kept, above 0 and at most 1, and at least ``window + 1`` positions.
+        Share of the prompt that is kept, above 0 and at most 1, and at least one position more than is always kept.
+    selection
+        The rule that chooses: a :class:`pb_kvcache.Selection` or the name of one, ``"snapkv"`` (the default),
+        ``"output"`` or ``"mixed"``. Or some of its fields one by one:
     window
-        Last queries of the prompt that choose. Their positions are always kept.
+        Last queries of the prompt that choose, 32 where nothing is said.
+    protect, sinks
+        Last and first positions that are always kept. None for `protect`: those of the window.
     kernel, pooling, edge
         Neighbours, odd, over which scores are pooled, and how: ``"max"`` or ``"avg"``, and whether an average divides
         at the ends by the neighbours that there are, ``"count"``, or as if zeros lay beyond, ``"kernel"``.
@@ -120,11 +126,14 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         weights: Any = None,
         memory: int | None = None,
         fraction: float | None = None,
-        window: int = 32,
-        kernel: int = 7,
-        pooling: str = "max",
-        edge: str = "count",
-        reduce: str = "mean",
+        selection: Selection | str | None = None,
+        window: int | None = None,
+        protect: int | None = None,
+        sinks: int = DEFAULT.sinks,
+        kernel: int = DEFAULT.kernel,
+        pooling: str = DEFAULT.pooling,
+        edge: str = DEFAULT.edge,
+        reduce: str = DEFAULT.reduce,
         decode: str = "grow",
         compress: str = "prompt",
         heads: str | None = None,
@@ -147,6 +156,16 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
                 "use DynamicCache"
             )
         layers = list(DynamicCache(config=config).layers)
+        rule = rule_of(
+            selection,
+            window=window,
+            protect=protect,
+            sinks=sinks,
+            kernel=kernel,
+            pooling=pooling,
+            edge=edge,
+            reduce=reduce,
+        )
         facts = facts_of(config)
         self.compressed_layers = tuple(
             index
@@ -167,18 +186,16 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             curves=curves,
             memory=memory,
             fraction=fraction,
-            window=window,
-            kernel=kernel,
-            pooling=pooling,
-            edge=edge,
-            reduce=reduce,
+            selection=rule,
             decode=decode,
             compress=compress,
             heads=heads,
             alpha=alpha,
         )
+        if rule.value_weight:
+            _check_projections(facts, self.compressed_layers)
         for index, layer in enumerate(self.compressed_layers):
-            layers[layer] = BudgetedLayer(self._budgets, index, layer)
+            layers[layer] = BudgetedLayer(self._budgets, index, layer, facts)
         super().__init__(layers=layers)
         self._last: BudgetedLayer | None = None
         self._seen = 0  # tokens that every layer has seen, or is about to
@@ -483,6 +500,21 @@ class PyramidKVCache(BudgetedCache):
     """A :class:`BudgetedCache` with the paper's pyramid as its default: more in early layers (arXiv 2406.02069)."""
 
     _default_ratio = 4.0
+
+
+def _check_projections(facts: Facts | None, layers: tuple[int, ...]) -> None:
+    """Refuse to weigh values where a layer's output projection is not known."""
+    if facts is None:
+        raise ValueError(
+            "selection: weighs values by the model's output projection, which use(model) finds; call it, with its "
+            "probe, before the cache is made"
+        )
+    missing = [layer for layer in layers if facts.layers[layer].projection is None]
+    if missing:
+        raise ValueError(
+            f"selection: weighs values by the model's output projection, and layer {missing[0]} has none within its "
+            "attention module; use a rule without value_weight"
+        )
 
 
 def _tokens_seen(layer: Any) -> int | None:

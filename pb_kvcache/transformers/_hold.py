@@ -32,7 +32,7 @@ class Holder:
     Parameters
     ----------
     budgets
-        The window and the kernel are read.
+        The selection's window, protected positions and kernel are read.
     decided
         What is held of every sequence, ``(batch,)``, or of every sequence and head, ``(batch, kv_heads)``.
     columns
@@ -54,7 +54,8 @@ class Holder:
     ) -> None:
         shape = columns.shape[:2]
         self._budgets = _per_head(decided, shape)
-        self._hold = Hold(self._budgets.ravel(), budgets.window, budgets.window, budgets.kernel)
+        selection = budgets.selection
+        self._hold = Hold(self._budgets.ravel(), selection.protected, selection.window, selection.kernel)
         held = columns.cpu().numpy()
         counts = _per_head(kept, shape)
         for row, seed in enumerate(seeds):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from transformers.cache_utils import CacheLayerMixin
 from ._attention import LAYER_MARK, LOCAL_WINDOW_DIMS, OwnMask, not_compiled
 from ._budgets import Budgets
 from ._hold import Holder
+from ._probe import Facts
 from ._ragged import Attend, RaggedRows
 from ._selection import Scoring, choose
+from ._value_weights import value_weights
 
 #: Slots that a buffer has beyond what it holds, at least. It grows by an eighth otherwise. Growing copies the layer: at
 #: 512 slots that is 8 rows copied for each token, where attention reads all 512.
@@ -34,9 +37,10 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
     supports_early_init = False
     watches = False  # the probe's layers do
 
-    def __init__(self, budgets: Budgets, index: int, model_layer: int) -> None:
+    def __init__(self, budgets: Budgets, index: int, model_layer: int, facts: Facts | None) -> None:
         super().__init__()
         self.budgets = budgets  # shared by the layers of a cache
+        self._facts = facts
         self.index = index  # among the compressed layers
         self.model_layer = model_layer
         self.awaits_attention = False
@@ -60,6 +64,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._mask: torch.Tensor | None = None  # the model's 2-D mask as last seen; None: all tokens
         self._queries: torch.Tensor | None = None  # the last queries of a prompt that comes in chunks
         self._scoring: Scoring | None = None
+        self._attention: weakref.ref[torch.nn.Module] | None = None  # the module whose attention this layer serves
         self._holder: Holder | None = None
         self._ragged: RaggedRows | None = None  # in place of the buffers, where heads hold different numbers
 
@@ -181,6 +186,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def attend(
         self,
+        module: torch.nn.Module,
         attend: Attend,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -191,11 +197,14 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Do the attention of the step that `update` has just taken in, and compress after the prompt's.
 
-        `padding` is the model's 2-D mask ``(batch, seen)``, None where all are tokens. `additive` that the arithmetic
-        turns masks into sums; `options` what the model passes on to its attention function.
+        `module` is the model's attention. `padding` is the model's 2-D mask ``(batch, seen)``, None where all are
+        tokens. `additive` that the arithmetic turns masks into sums; `options` what the model passes on to its
+        attention function.
         """
         self.awaits_attention = False
         self.budgets.failed_layer = self.model_layer  # unless the end of this is reached
+        if not self.prompt:
+            self._attention = weakref.ref(module)
         output = self._attend(attend, query, key, value, padding, additive, options)
         self.budgets.failed_layer = None
         return output
@@ -330,12 +339,14 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             output, row = ragged.attend(attend, query, None, additive)
         if row is not None:
             row = holder.ascending(row.detach())
-        weights = holder.weigh(key_buffer, query, scoring, self.budgets.reduce, are_tokens)
+        weights = holder.weigh(key_buffer, query, scoring, self.budgets.selection.reduce, are_tokens)
         if weights is None and ragged is not None:
             held, mask = ragged.padded()[0], holder.mask(are_tokens, query.device, query.shape[1])
         if weights is None:
             with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-                weights = scoring.decode_weights(query.detach(), held, mask, self.budgets.reduce).cpu().numpy()
+                weights = (
+                    scoring.decode_weights(query.detach(), held, mask, self.budgets.selection.reduce).cpu().numpy()
+                )
         holder.step(key_buffer, value_buffer, column, weights, are_tokens)
         return output, row
 
@@ -348,11 +359,11 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             if self._incoming is not None:
                 self._append(*self._incoming)
                 self._incoming = None
-            window = self.budgets.window
+            window = self.budgets.selection.window
             queries = query if self._queries is None else torch.cat([self._queries, query[:, :, -window:]], dim=2)
             self._queries = queries[:, :, -window:].clone()
             return
-        self._queries = query[:, :, -self.budgets.window :]
+        self._queries = query[:, :, -self.budgets.selection.window :]
         self._end_prompt()
 
     def _end_prompt(self) -> None:
@@ -390,6 +401,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             apart = adakv or self.decided.ndim == 2  # every head has columns of its own
             if adakv:
                 self.decided, kept = (np.repeat(one[:, None], keys.shape[1], axis=1) for one in (self.decided, kept))
+            weights = self._value_weights(values)
             for row in range(batch):
                 where = self._token_columns(row, columns, hold or bool((kept[row] < lengths[row]).any()))
                 try:
@@ -399,6 +411,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
                         kept[row] if apart and not adakv else int(kept[row].max()),
                         self.budgets,
                         self._scoring,
+                        weights=None if weights is None else weights[row] if where is None else weights[row][:, where],
                         seed=hold,
                     )
                 except ValueError as error:  # attention that is not finite
@@ -435,6 +448,17 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._queries = None
         self._show()
 
+    def _value_weights(self, values: torch.Tensor) -> torch.Tensor | None:
+        """Return what scores are multiplied by, ``(batch, kv_heads, n)``. None: nothing."""
+        if not self.budgets.selection.value_weight:
+            return None
+        assert self._queries is not None
+        module = None if self._attention is None else self._attention()
+        name = None if self._facts is None else self._facts.layers[self.model_layer].projection
+        if module is None or name is None:
+            raise RuntimeError(f"layer {self.model_layer}: its output projection is gone; the model was deleted")
+        return value_weights(module.get_submodule(name), values, self._queries.shape[1])
+
     def _token_columns(self, row: int, columns: int, scored: bool) -> torch.Tensor | None:
         """Return the columns of a sequence that are tokens. None for all.
 
@@ -445,10 +469,11 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             return None
         mask = self._mask[row, :columns]
         where = mask.nonzero().squeeze(-1)
-        if scored and not bool(mask[-min(self.budgets.window, len(where)) :].all()):
+        window = self.budgets.selection.window
+        if scored and not bool(mask[-min(window, len(where)) :].all()):
             raise ValueError(
-                f"attention_mask: sequence {row} has padding among its last {self.budgets.window} columns, where the "
-                "queries that choose the positions are; pad on the left"
+                f"attention_mask: sequence {row} has padding among its last {window} columns, where the queries that "
+                "choose the positions are; pad on the left"
             )
         return where
 
@@ -519,7 +544,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def copy(self, budgets: Budgets) -> BudgetedLayer:
         """Return an independent layer with the same content."""
-        twin = BudgetedLayer(budgets, self.index, self.model_layer)
+        twin = BudgetedLayer(budgets, self.index, self.model_layer, self._facts)
         if self.awaits_attention:
             raise RuntimeError("a cache cannot be copied in the middle of a forward")
         for name, value in vars(self).items():

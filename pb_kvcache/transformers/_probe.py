@@ -125,7 +125,6 @@ class _WatchedLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
             self.seen.fault = "its mask says more than causality (a position bias, a local window or a prefix)"
         return asked  # type: ignore[no-any-return]
 
-
     def _watch_projection(self, module: torch.nn.Module, width: int) -> None:
         """Note the first linear map within the attention module that all heads' outputs go through."""
 

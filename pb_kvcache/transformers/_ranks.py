@@ -38,6 +38,10 @@ class Ranks:
         heads = budgets.shape[-1] // self.size
         return budgets[..., self.rank * heads : (self.rank + 1) * heads]
 
+    def part(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return this rank's rows of :meth:`gathered` ones."""
+        return rows.chunk(self.size)[self.rank]
+
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows of all ranks, in order, from this rank's, of which every rank has as many."""
         if self.size == 1:

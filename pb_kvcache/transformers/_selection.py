@@ -13,6 +13,7 @@ from .._adakv import adakv_budgets
 from .._qk import scores_from_qk
 from .._score import window_scores
 from .._select import select_from_scores
+from .._selection import Selection
 from .._torch_path import reduce_axis
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def choose(
     budgets: Budgets,
     scoring: Scoring,
     *,
+    weights: torch.Tensor | None,
     seed: bool,
 ) -> tuple[Any, str, Any]:
     """Choose the positions of one sequence.
@@ -117,7 +119,9 @@ def choose(
     keys
         ``(kv_heads, n, head_dim)``.
     keep
-        How many, or how many of each KV head. At least ``window + 1`` where it is less than ``n``.
+        How many, or how many of each KV head. More than the selection always keeps where it is less than ``n``.
+    weights
+        What scores are multiplied by, ``(kv_heads, n)``. None: nothing.
     seed
         Whether the third answer is wanted.
 
@@ -128,44 +132,43 @@ def choose(
     start from: empty where `seed` is false, a list where `keep` is an array.
     """
     kv_heads, n = keys.shape[:2]
-    window = budgets.window
-    query = query[:, -min(window, n) :]
-    weights = None
+    rule = budgets.selection
+    query = query[:, -min(rule.window, n) :]
+    attention = None
     if seed or not scoring.plain:
-        weights = scoring.window_weights(query, keys)
+        attention = scoring.window_weights(query, keys)
     each = isinstance(keep, np.ndarray) or budgets.adakv
     if np.all(keep >= n):
         positions: Any = torch.arange(n, device=keys.device).repeat(kv_heads, 1)
         method = "nothing evicted"
     else:
-        if weights is None:
-            scores = scores_from_qk(query, keys, scale=scoring.scale, reduce=budgets.reduce)
-        else:
-            scores = window_scores(weights, num_kv_heads=kv_heads, reduce=budgets.reduce)
+        scores = _scores(query, keys, attention, rule, scoring)
         if budgets.adakv:
+            if weights is not None:
+                weights = budgets.ranks.gathered(weights)
             together = adakv_budgets(
-                budgets.ranks.gathered(scores),
-                int(keep),
-                protect=window,
-                kernel=budgets.kernel,
-                pooling=budgets.pooling,
-                edge=budgets.edge,
-                alpha=budgets.alpha,
+                budgets.ranks.gathered(scores), int(keep), selection=rule, weights=weights, alpha=budgets.alpha
             )
             keep = budgets.ranks.own(together)
+            if weights is not None:
+                weights = budgets.ranks.part(weights)
         positions = select_from_scores(
-            scores,
-            keep.tolist() if isinstance(keep, np.ndarray) else keep,
-            window,
-            kernel=budgets.kernel,
-            pooling=budgets.pooling,
-            edge=budgets.edge,
+            scores, keep.tolist() if isinstance(keep, np.ndarray) else keep, selection=rule, weights=weights
         )
         method = "native kernels" if keys.device.type == "cpu" else f"torch on {keys.device.type}"
     if not seed:
         return positions, method, keys.new_empty(0)
-    assert weights is not None
-    rows = reduce_groups(weights.transpose(0, 1), kv_heads, budgets.reduce).transpose(0, 1)
+    assert attention is not None
+    rows = reduce_groups(attention.transpose(0, 1), kv_heads, rule.reduce).transpose(0, 1)
     if each:
         return positions, method, [rows[head].index_select(-1, positions[head]) for head in range(kv_heads)]
     return positions, method, rows.gather(-1, positions[:, None].expand(-1, rows.shape[1], -1))
+
+
+def _scores(
+    query: torch.Tensor, keys: torch.Tensor, attention: torch.Tensor | None, rule: Selection, scoring: Scoring
+) -> torch.Tensor:
+    """Return the scores of the positions that are not protected, ``(kv_heads, n - protected)``."""
+    if attention is None:
+        return scores_from_qk(query, keys, scale=scoring.scale, selection=rule)
+    return window_scores(attention, num_kv_heads=keys.shape[0], selection=rule)

@@ -33,11 +33,12 @@ def value_weights(projection: torch.nn.Module, values: torch.Tensor, q_heads: in
     kv_heads, value_dim = values.shape[-3], values.shape[-1]
     products = _of_heads(projection, q_heads, value_dim).to(values.device)
     grouped = products.unflatten(0, (kv_heads, -1))  # (kv_heads, group, value_dim, value_dim)
-    given = values.float()
     total = torch.zeros(values.shape[:-1], dtype=torch.float32, device=values.device)
-    for query_head in grouped.unbind(1):
-        # v G v. Rounding may leave less than 0 where the norm is 0.
-        total += ((given @ query_head) * given).sum(dim=-1).clamp_(min=0).sqrt_()
+    for head, group in enumerate(grouped):
+        given = values[..., head, :, :].float()
+        for query_head in group:
+            # v G v. Rounding may leave less than 0 where the norm is 0.
+            total[..., head, :] += ((given @ query_head) * given).sum(dim=-1).clamp_(min=0).sqrt_()
     return total.div_(grouped.shape[1])
 
 
