@@ -9,6 +9,7 @@ torch is not imported here. :func:`pb_kvcache._tensor.torch_module` says why.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._options import NAN, at_least, choice, head_budgets, logit_scale, not_finite, pooling_options
@@ -206,11 +207,8 @@ def weighted_scores(scores: Tensor, weights: Any, n: int, read: Tensor | bool = 
         For other weights, one that is negative or not finite, or a product that is too large.
     """
     torch = torch_module()
-    if not isinstance(weights, torch.Tensor) or weights.dtype != torch.float32 or weights.device != scores.device:
-        what = f"{weights.dtype} on {weights.device}" if isinstance(weights, torch.Tensor) else type(weights).__name__
-        raise TypeError(f"weights: must be a torch tensor of float32 on {scores.device}, as the scores, not {what}")
     scored = scores.shape[-1]
-    check_weights_shape(weights.shape, scores.shape[:-1], scored, n)
+    _check_weights(weights, scores.device, scores.shape[:-1], scored, n)
     rows = weights.detach()[..., :scored]
     wrong = ~(torch.isfinite(rows) & (rows >= 0)) & read
     if bool(wrong.any()):
@@ -267,7 +265,7 @@ def select(
     budgets, per_head = head_budgets(budget, shape.kv_heads, rule.protected, rule.sinks, window_in_budget)
     if weights is not None:
         heads = (shape.batch, shape.kv_heads) if shape.batched else (shape.kv_heads,)
-        check_weights_shape(weights.shape, heads, shape.n - rule.protected, shape.n)
+        _check_weights(weights, attn.device, heads, shape.n - rule.protected, shape.n)
     counted = budgets if per_head else budgets[0]
 
     def kept(part: Tensor, rows: Tensor | None) -> Any:
@@ -318,6 +316,15 @@ def _check_float32(scores: Tensor) -> None:
         raise TypeError(f"scores: must be a torch tensor of float32, not {what}")
     if scores.dim() == 0:
         raise ValueError("scores: must have at least 1 dimension, (..., n)")
+
+
+def _check_weights(weights: Any, device: Any, heads: Sequence[int], scored: int, n: int) -> None:
+    """Refuse weights that are no float32 tensor on the device, or have another shape. Values are not looked at."""
+    torch = torch_module()
+    if not isinstance(weights, torch.Tensor) or weights.dtype != torch.float32 or weights.device != device:
+        what = f"{weights.dtype} on {weights.device}" if isinstance(weights, torch.Tensor) else type(weights).__name__
+        raise TypeError(f"weights: must be a torch tensor of float32 on {device}, as the scores, not {what}")
+    check_weights_shape(weights.shape, heads, scored, n)
 
 
 def _finite(scores: Tensor, nan: str, read: Tensor | bool = True) -> Tensor:

@@ -12,34 +12,38 @@ from pb_kvcache import adakv_budgets, select_from_scores
 from . import reference_select
 
 
-def reference(scores, budget, window, kernel, alpha):
+def reference(scores, budget, protect, kernel, alpha, sinks=0, weights=None):
     """Every head's best first, then the best of all that are left, one after the other."""
     heads, scored = scores.shape
-    free = min(budget - window, scored)
-    pooled = [reference_select.pool(row, kernel) for row in scores]
-    taken = [set(reference_select.top(row, int(alpha * free) if free < scored else scored)) for row in pooled]
-    order = sorted((-pooled[h][i], h, i) for h in range(heads) for i in range(scored) if i not in taken[h])
+    behind = scored - sinks
+    free = min(budget - protect - sinks, behind)
+    rows = scores if weights is None else scores * weights[:, :scored]
+    pooled = [reference_select.pool(row, kernel)[sinks:] for row in rows]
+    taken = [set(reference_select.top(row, int(alpha * free) if free < behind else behind)) for row in pooled]
+    order = sorted((-pooled[h][i], h, i) for h in range(heads) for i in range(behind) if i not in taken[h])
     for _, head, position in order[: free * heads - sum(map(len, taken))]:
         taken[head].add(position)
-    return [len(row) + window for row in taken]
+    return [len(row) + protect + sinks for row in taken]
 
 
 @given(st.integers(1, 5), st.integers(1, 20), st.integers(0, 25), st.sampled_from([1, 3, 7]), st.data())
 def test_budgets_are_those_of_plain_loops(heads, scored, extra, kernel, data):
-    scores = np.array(
-        data.draw(
-            st.lists(st.lists(st.integers(0, 6), min_size=scored, max_size=scored), min_size=heads, max_size=heads)
-        ),
-        np.float32,
-    )
-    alpha, window = data.draw(st.sampled_from([0, 0.2, 0.5, 1])), data.draw(st.integers(1, 4))
-    budget = window + extra
-    found = adakv_budgets(scores, budget, protect=window, kernel=kernel, alpha=alpha)
-    assert found.tolist() == reference(scores, budget, window, kernel, alpha)
-    assert found.sum() == heads * min(budget, scored + window)
-    if extra < scored:
-        assert found.min() >= window + int(alpha * extra)
-    kept = select_from_scores(scores, found.tolist(), window, kernel=kernel)
+    def rows(width):
+        row = st.lists(st.integers(0, 6), min_size=width, max_size=width)
+        return np.array(data.draw(st.lists(row, min_size=heads, max_size=heads)), np.float32)
+
+    scores = rows(scored)
+    alpha, protect = data.draw(st.sampled_from([0, 0.2, 0.5, 1])), data.draw(st.integers(1, 4))
+    sinks = data.draw(st.integers(0, min(3, scored)))
+    weights = rows(scored + data.draw(st.sampled_from([0, protect]))) if data.draw(st.booleans()) else None
+    options = {"kernel": kernel, "sinks": sinks, "weights": weights}
+    budget = protect + sinks + extra
+    found = adakv_budgets(scores, budget, protect=protect, alpha=alpha, **options)
+    assert found.tolist() == reference(scores, budget, protect, kernel, alpha, sinks, weights)
+    assert found.sum() == heads * min(budget, scored + protect)
+    if extra < scored - sinks:
+        assert found.min() >= protect + sinks + int(alpha * extra)
+    kept = select_from_scores(scores, found.tolist(), protect, **options)
     assert [len(row) for row in kept] == found.tolist()
 
 
@@ -52,6 +56,11 @@ def test_tensors_give_what_arrays_give():
     assert (scores == before).all()
     assert expected[3] > expected[0] == 8 + int(0.2 * 42)
     assert adakv_budgets(scores, 50, protect=8, alpha=1).tolist() == [50] * 4
+    weights = 1 / scores[:, ::-1].copy()
+    weighted = adakv_budgets(scores, 50, protect=8, sinks=2, weights=weights)
+    assert weighted.tolist() != expected.tolist()
+    given = adakv_budgets(torch.from_numpy(scores), 50, protect=8, sinks=2, weights=torch.from_numpy(weights))
+    assert given.tolist() == weighted.tolist()
 
 
 @pytest.mark.parametrize(
@@ -63,6 +72,15 @@ def test_tensors_give_what_arrays_give():
         (np.ones((2, 4), np.float32), {"alpha": 1.5}, "alpha = 1.5: must be between 0 and 1"),
         (np.ones((2, 4), np.float32), {"alpha": float("nan")}, "alpha"),
         (np.full((2, 4), np.nan, np.float32), {}, "scores"),
+        (np.full((2, 4), np.nan, np.float32), {"weights": np.ones((2, 4), np.float32)}, r"scores\[0, 0\] = nan"),
+        (
+            np.ones((2, 4), np.float32),
+            {"weights": -np.ones((2, 4), np.float32)},
+            r"weights\[0, 0\] = -1.0: every weight",
+        ),
+        (np.full((2, 4), 2, np.float32), {"weights": np.full((2, 6), 3e38, np.float32)}, r"scores\[0, 0\] = 2: is too"),
+        (np.ones((2, 4), np.float32), {"weights": np.ones((2, 5), np.float32)}, "weights: has shape"),
+        (np.ones((2, 4), np.float32), {"sinks": 3}, "budget = 4: must be at least 5"),
         (np.ones((2, 4), np.float32), {"protect": 0}, "protect = 0"),
     ],
 )

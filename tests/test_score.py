@@ -46,9 +46,15 @@ def test_scores_of_probabilities_are_their_mean(shape, reduce, seed):
     st.booleans(),
     st.booleans(),
     st.integers(0, 2**32),
+    st.data(),
 )
-def test_scores_are_the_definition_to_the_bit(shape, reduce, scale, from_logits, absent, seed):
+def test_scores_are_the_definition_to_the_bit(shape, reduce, scale, from_logits, absent, seed, data):
     attn = logits_of(shape, seed)
+    if shape[2] > 1 and data.draw(st.booleans()):  # a prompt of the window alone
+        attn = np.ascontiguousarray(attn[..., : shape[2]])
+    protect = data.draw(st.one_of(st.none(), st.integers(1, shape[2] + 2)))
+    n = attn.shape[-1]
+    protect = min(protect, n - 1) if protect is not None else None if shape[2] < n else 1
     if not from_logits:
         attn = np.abs(attn)
     if absent:
@@ -61,9 +67,10 @@ def test_scores_are_the_definition_to_the_bit(shape, reduce, scale, from_logits,
         reduce=reduce,
         from_logits=from_logits,
         scale=scale,
+        protect=protect,
         nan="lowest" if absent else "raise",
     )
-    want = reference.exact_scores(attn, shape[0], reduce, from_logits, scale, absent)
+    want = reference.exact_scores(attn, shape[0], reduce, from_logits, scale, absent, protect)
     np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
 
 
@@ -105,6 +112,39 @@ def test_the_window_is_causal_and_its_own_columns_do_not_matter_to_probabilities
     weights = np.full((1, 3, 8), 0.125, np.float32)
     weights[..., 5:] = np.nan
     assert pb.window_scores(weights, num_kv_heads=1).tolist() == [[0.125] * 5]
+
+
+def test_a_position_of_the_window_has_the_sum_over_the_queries_that_see_it_divided_by_the_window():
+    weights = np.array([[[0.5, 0.5, np.nan, -1], [0.25, 0.25, 0.5, np.inf], [0.25, 0, 0.5, 0.25]]], np.float32)
+    # Position 0 has three queries, of which the first row is the one at position 1.
+    assert pb.window_scores(weights, num_kv_heads=1).tolist() == [[np.float32(1) / np.float32(3)]]
+    assert pb.window_scores(weights * 3, num_kv_heads=1, protect=1).tolist() == [[1.0, 0.75, 1.0]]
+    # What a query does not see is not read: only the NaN that one does see is refused.
+    weights[0, 1, 2] = np.nan
+    assert pb.window_scores(weights * 3, num_kv_heads=1, protect=2).tolist() == [[1.0, 0.75]]
+    with pytest.raises(ValueError, match=r"attn\[0, 1, 2\] = nan: every probability must be finite and >= 0"):
+        pb.window_scores(weights, num_kv_heads=1, protect=1)
+    lowest = pb.window_scores(weights * 3, num_kv_heads=1, protect=1, nan="lowest")
+    assert lowest.tolist() == [[1.0, 0.75, -np.inf]]
+    # Equal logits: query w of three sees 2 + w positions, each with 1 / (2 + w).
+    got = pb.window_scores(np.zeros((1, 3, 4), np.float32), num_kv_heads=1, from_logits=True, protect=1)
+    third, quarter = 1 / 3, 1 / 4
+    want = [(0.5 + third + quarter) / 3, (0.5 + third + quarter) / 3, (third + quarter) / 3]
+    np.testing.assert_allclose(got[0], want, rtol=2e-7)
+
+
+def test_more_than_the_window_may_be_protected_and_no_less_than_one_position():
+    logits = logits_of((2, 2, 3, 30), 5)
+    scores = pb.window_scores(logits, num_kv_heads=2, from_logits=True)
+    longer = pb.window_scores(logits, num_kv_heads=2, from_logits=True, protect=10)
+    np.testing.assert_array_equal(longer, scores[:, :20])
+    for protect in (0, -1):
+        with pytest.raises(ValueError, match=f"protect = {protect}: must be at least 1"):
+            pb.window_scores(logits, num_kv_heads=2, from_logits=True, protect=protect)
+    with pytest.raises(ValueError, match="protect = 30: must be greater than 0 and smaller than n = 30"):
+        pb.window_scores(logits, num_kv_heads=2, from_logits=True, protect=30)
+    with pytest.raises(TypeError, match=r"protect = 2\.0: must be an integer"):
+        pb.window_scores(logits, num_kv_heads=2, from_logits=True, protect=2.0)
 
 
 def test_extreme_logits_neither_overflow_nor_vanish():

@@ -293,6 +293,100 @@ def test_the_result_does_not_depend_on_the_number_of_threads():
         np.testing.assert_array_equal(pb.select(logits, 100, window=4, threads=threads, **options), kept)
 
 
+# ---- What is always kept, and weights ----
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    shapes(),
+    st.sampled_from([1, 3, 7, 31]),
+    st.sampled_from(["max", "avg"]),
+    st.sampled_from(["count", "kernel"]),
+    st.sampled_from(["mean", "max", "sum"]),
+    st.booleans(),
+    st.integers(0, 2**32),
+    st.data(),
+)
+def test_protect_sinks_and_weights_keep_what_the_reference_keeps(
+    shape, kernel, pooling, edge, reduce, from_logits, seed, data
+):
+    kv_heads, _, window, n = shape
+    attn = logits_of(shape, seed) if from_logits else dyadic_of(shape, seed)
+    if window > 1 and data.draw(st.booleans()):  # a prompt of the window alone
+        attn, n = np.ascontiguousarray(attn[..., :window]), window
+    protect = data.draw(st.integers(1, min(window + 2, n - 1)))
+    sinks = data.draw(st.integers(0, min(3, n - protect)))
+    weights = None
+    if data.draw(st.booleans()):
+        width = data.draw(st.sampled_from([n, n - protect]))
+        weights = np.random.default_rng(seed).integers(0, 9, size=(kv_heads, width)).astype(np.float32) / 4
+    budgets = data.draw(st.lists(st.integers(protect + sinks, n + 2), min_size=kv_heads, max_size=kv_heads))
+    choosing = {"kernel": kernel, "pooling": pooling, "edge": edge, "sinks": sinks, "weights": weights}
+    options = {"num_kv_heads": kv_heads, "reduce": reduce, "from_logits": from_logits, "protect": protect}
+    got = pb.select(attn, budgets, window=window, threads=data.draw(st.integers(1, 3)), **choosing, **options)
+    scores = reference.exact_scores(attn, kv_heads, reduce, from_logits, protect=protect)
+    want = reference.select_from_scores(scores, budgets, protect, exact=True, **choosing)
+    assert [row.tolist() for row in got] == want
+    parts = pb.select_from_scores(pb.window_scores(attn, **options), budgets, protect, **choosing)
+    assert [row.tolist() for row in parts] == want
+    free = [max(0, budget - protect - sinks) for budget in budgets]
+    added = pb.select(attn, free, window_in_budget=False, **choosing, **options)
+    assert [row.tolist() for row in added] == want
+
+
+def test_a_padded_batch_shorter_than_its_window_has_as_many_queries_as_tokens():
+    """Its rows are the last ones of the window, whichever side is padded and whatever stands in the others."""
+    attn = logits_of((2, 2, 9, 40), 4)
+    batch = np.stack([attn] * 4)
+    weights = np.random.default_rng(1).random((4, 2, 40), np.float32)
+    mask = np.zeros((4, 40), bool)
+    mask[0, 34:], mask[1, :6], mask[2, 3:21:3], mask[3] = True, True, True, True  # 6 tokens, and 40
+    batch[:3, :, :3] = np.nan  # what would be queries before the first token
+    options = {"num_kv_heads": 2, "from_logits": True, "kernel": 1, "protect": 2, "sinks": 1}
+    for rows in (None, weights):
+        kept = pb.select(batch, 4, window=9, valid=mask, weights=rows, **options)
+        assert kept.shape == (4, 2, 4)
+        for b in range(4):
+            columns = np.flatnonzero(mask[b])
+            alone = np.ascontiguousarray(batch[b][..., columns][:, -min(9, len(columns)) :])
+            own = None if rows is None else rows[b][:, columns]
+            np.testing.assert_array_equal(kept[b], columns[pb.select(alone, 4, weights=own, **options)])
+    cut = pb.select(batch, 4, window=9, valid=mask, weights=weights[..., :38], **options)
+    np.testing.assert_array_equal(cut, kept)
+    batch[1, 3, 7, 4] = np.inf
+    with pytest.raises(ValueError, match=r"attn\[1, 3, 7, 4\] = inf: no logit may be NaN or \+inf"):
+        pb.select(batch, 4, window=9, valid=mask, **options)
+    batch[1, 3, 7, 4] = 0
+    weights[2, 1, 6] = -2
+    with pytest.raises(ValueError, match=r"weights\[2, 1, 6\] = -2.0: every weight must be finite and >= 0"):
+        pb.select(batch, 4, window=9, valid=mask, weights=weights, **options)
+
+
+def test_weights_of_what_is_not_scored_are_not_read():
+    attn = dyadic_of((2, 1, 4, 40), 2)
+    weights = np.ones((2, 40), np.float32)
+    weights[:, 36:], weights[1] = np.nan, -1  # what is protected, and a head that keeps everything
+    options = {"num_kv_heads": 2, "window": 4}
+    kept = pb.select(attn, [9, 40], weights=weights, **options)
+    np.testing.assert_array_equal(kept[0], pb.select(attn, 9, **options)[0])
+    scores = pb.window_scores(attn, num_kv_heads=2)
+    np.testing.assert_array_equal(pb.select_from_scores(scores, [9, 40], 4, weights=weights)[0], kept[0])
+    attn[0, 2, 3] = np.nan
+    attn[1, 2, 5] = np.nan  # of the first head that is looked at, the first that is none
+    with pytest.raises(ValueError, match=r"attn\[1, 2, 5\] = nan"):
+        pb.select(attn, [40, 9], **options)
+
+
+def test_a_product_that_is_too_large_is_refused():
+    attn = np.full((1, 2, 9), 2.0, np.float32)
+    weights = np.ones((1, 9), np.float32)
+    weights[0, 4] = 3e38
+    with pytest.raises(ValueError, match="attn: a sum of probabilities, times its weight, is too large for float32"):
+        pb.select(attn, 5, num_kv_heads=1, weights=weights)
+    with pytest.raises(ValueError, match=r"scores\[0, 4\] = 2: is too large for float32 times its weight, 3e\+38"):
+        pb.select_from_scores(pb.window_scores(attn, num_kv_heads=1), 5, 2, weights=weights)
+
+
 # ---- Bad input ----
 
 
@@ -327,6 +421,26 @@ def good_call(**changes):
         ({"kernel": 0}, ValueError, "kernel = 0: must be odd"),
         ({"kernel": -3}, ValueError, "kernel = -3: must be odd"),
         ({"pooling": "median"}, ValueError, "pooling = 'median': must be one of max, avg"),
+        ({"pooling": None}, ValueError, "pooling = None: must be one of max, avg"),
+        ({"attn": np.zeros((4, 5, 4), np.float32), "window": 5}, ValueError, "window = 5: .*at most n = 4"),
+        ({"protect": 0}, ValueError, "protect = 0: must be at least 1"),
+        ({"protect": 40, "budget": 40}, ValueError, "protect = 40: must be greater than 0 and smaller than n = 40"),
+        ({"protect": 13}, ValueError, "budget = 12: must be at least what is always kept, 13"),
+        ({"protect": 2.0}, TypeError, "protect = 2.0: must be an integer"),
+        ({"sinks": -1}, ValueError, "sinks = -1: must be at least 0"),
+        ({"sinks": 9}, ValueError, "budget = 12: must be at least what is always kept, 13: protect 4 and sinks 9"),
+        ({"weights": [[1.0] * 40] * 2}, TypeError, "weights: must be .* of float32, not list"),
+        ({"weights": np.ones((2, 40))}, TypeError, "weights: must be .* of float32, not float64"),
+        (
+            {"weights": np.ones((2, 39), np.float32)},
+            ValueError,
+            r"weights: has shape .*, must be \(2, 36\) or \(2, 40\)",
+        ),
+        ({"weights": np.ones((1, 40), np.float32)}, ValueError, r"weights: has shape \(1, 40\)"),
+        ({"weights": np.ones((1, 2, 40), np.float32)}, ValueError, r"weights: has shape \(1, 2, 40\)"),
+        ({"weights": np.array(1, np.float32)}, ValueError, r"weights: has shape \(\)"),
+        ({"weights": np.full((2, 40), -1, np.float32)}, ValueError, r"weights\[0, 0\] = -1.0: every weight must be"),
+        ({"weights": np.full((2, 40), np.inf, np.float32)}, ValueError, r"weights\[0, 0\] = inf: every weight must be"),
         ({"reduce": "min"}, ValueError, "reduce = 'min': must be one of mean, max, sum"),
         ({"nan": "ignore"}, ValueError, "nan = 'ignore': must be one of raise, lowest"),
         ({"from_logits": True, "scale": 0.0}, ValueError, "scale = 0.0: must be finite and greater than 0"),

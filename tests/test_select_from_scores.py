@@ -76,6 +76,55 @@ def test_it_keeps_what_the_reference_keeps(kv_heads, scored, window, kernel, poo
     np.testing.assert_array_equal(scores, before)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 60),
+    st.integers(1, 9),
+    kernels,
+    poolings,
+    edges,
+    st.booleans(),
+    st.integers(0, 2**32),
+    st.data(),
+)
+def test_sinks_and_weights_keep_what_the_reference_keeps(
+    kv_heads, scored, protect, kernel, pooling, edge, absent, seed, data
+):
+    rng = np.random.default_rng(seed)
+    scores = scores_of(kv_heads, scored, seed=seed)
+    if absent:
+        scores[rng.random(scores.shape) < 0.1] = np.nan
+        scores[rng.random(scores.shape) < 0.1] = -np.inf
+        pooling = "max"  # the reference's averages beside a NaN are not to the bit
+    n = scored + protect
+    sinks = data.draw(st.integers(0, min(4, scored)))
+    weights = (rng.integers(0, 9, size=(kv_heads, data.draw(st.sampled_from([scored, n])))) / 4).astype(np.float32)
+    budgets = data.draw(st.lists(st.integers(protect + sinks, n + 2), min_size=kv_heads, max_size=kv_heads))
+    choosing = {"kernel": min(kernel, 99), "pooling": pooling, "edge": edge, "sinks": sinks, "weights": weights}
+    before = weights.copy()
+    got = pb.select_from_scores(scores, budgets, protect, nan="lowest", **choosing)
+    want = reference.select_from_scores(scores, budgets, protect, exact=True, **choosing)
+    assert [row.tolist() for row in got] == want
+    np.testing.assert_array_equal(weights, before)
+
+
+def test_weights_have_the_axes_of_the_scores():
+    scores, weights = scores_of(2, 3, 4, 30), scores_of(2, 3, 4, 35, seed=1)
+    kept = pb.select_from_scores(scores, 12, 5, weights=weights[..., ::-1], sinks=2)
+    for i in range(2):
+        for j in range(3):
+            own = np.ascontiguousarray(weights[i, j, :, ::-1][:, :30])
+            np.testing.assert_array_equal(kept[i, j], pb.select_from_scores(scores[i, j], 12, 5, weights=own, sinks=2))
+    weights[1, 2, 3, 34] = np.nan  # the weight of position 0 of the reversed row
+    with pytest.raises(ValueError, match=r"weights\[1, 2, 3, 0\] = nan: every weight must be finite and >= 0"):
+        pb.select_from_scores(scores, 12, 5, weights=weights[..., ::-1])
+    assert pb.select_from_scores(scores[:0], 12, 5, weights=weights[:0]).shape == (0, 3, 4, 12)
+    scores[0, 0, 1, 7] = np.inf
+    with pytest.raises(ValueError, match=r"scores\[0, 0, 1, 7\] = inf: every score must be finite"):
+        pb.select_from_scores(scores, 12, 5, weights=weights)
+
+
 def test_a_budget_of_everything_does_not_look_at_the_scores():
     scores = scores_of(2, 20)
     scores[1] = np.nan
@@ -144,6 +193,14 @@ def test_scores_with_any_strides_are_read():
         ({"budget": [12]}, ValueError, "budget: has 1 numbers, must have one per KV head, 2"),
         ({"budget": [12, 3]}, ValueError, r"budget\[1\] = 3: must be at least what is always kept, 4"),
         ({"kernel": 4}, ValueError, "kernel = 4: must be odd"),
+        ({"sinks": 9}, ValueError, "budget = 12: must be at least what is always kept, 13: protect 4 and sinks 9"),
+        ({"sinks": 1.0}, TypeError, "sinks = 1.0: must be an integer"),
+        (
+            {"weights": np.ones((2, 33), np.float32)},
+            ValueError,
+            r"weights: has shape .*, must be \(2, 30\) or \(2, 34\)",
+        ),
+        ({"weights": np.ones((2, 30), np.float16)}, TypeError, "weights: must be .* of float32, not float16"),
         ({"kernel": 3.0}, TypeError, "kernel = 3.0: must be an integer"),
         ({"pooling": "median"}, ValueError, "pooling = 'median': must be one of max, avg"),
         ({"nan": "ignore"}, ValueError, "nan = 'ignore': must be one of raise, lowest"),

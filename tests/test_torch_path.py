@@ -113,6 +113,115 @@ def test_the_selection_from_scores_is_the_native_one(budget, pooling, window_in_
     assert torch.equal(got, want)
 
 
+RULES = [
+    {"protect": 2},
+    {"protect": 1, "sinks": 3, "kernel": 1},
+    {"protect": W + 2, "sinks": 1, "pooling": "avg", "edge": "kernel", "kernel": 3},
+]
+
+
+def weights_of(*shape):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(8))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("logits", [False, True])
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+@pytest.mark.parametrize("n", [W, 40])
+def test_scores_of_the_window_agree_with_the_native_ones(rule, logits, reduce, n):
+    attn = attention(n, batch=(2,), logits=logits)
+    options = {"num_kv_heads": KV_HEADS, "protect": min(rule["protect"], n - 1), "reduce": reduce}
+    got = _torch_path.window_scores(attn, from_logits=logits, **options)
+    torch.testing.assert_close(got, pb_kvcache.window_scores(attn, from_logits=logits, **options), atol=1e-7, rtol=2e-6)
+    if not logits:
+        attn[0, 3, 2, n - 1] = torch.nan  # query 2 of the window does not see the last position
+        again = _torch_path.window_scores(attn, **options)
+        assert torch.equal(again, got)
+        attn[0, 3, 2, 0] = torch.nan
+        for path in (_torch_path, pb_kvcache):
+            with pytest.raises(ValueError, match="every probability must be finite and >= 0"):
+                path.window_scores(attn, **options)
+        want = pb_kvcache.window_scores(attn, nan="lowest", **options)
+        torch.testing.assert_close(_torch_path.window_scores(attn, nan="lowest", **options), want, atol=1e-7, rtol=2e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("weighing", ["none", "n", "scored"])
+@pytest.mark.parametrize("budget", [11, [8, 60, 17]])
+@pytest.mark.parametrize("window_in_budget", [True, False])
+def test_what_is_always_kept_and_weights_are_the_native_ones(rule, weighing, budget, window_in_budget):
+    attn = attention(60, seed=3, logits=True)
+    weights = None if weighing == "none" else weights_of(KV_HEADS, 60 if weighing == "n" else 60 - rule["protect"])
+    options = {"num_kv_heads": KV_HEADS, "window": W, "from_logits": True, "window_in_budget": window_in_budget, **rule}
+    got = _torch_path.select(attn, budget, weights=weights, **options)
+    expected = pb_kvcache.select(attn, budget, weights=weights, **options)
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+    scores = pb_kvcache.window_scores(attn, num_kv_heads=KV_HEADS, from_logits=True, protect=rule["protect"])
+    parts = _torch_path.select_from_scores(scores, budget, weights=weights, window_in_budget=window_in_budget, **rule)
+    assert all(torch.equal(one, other) for one, other in zip(parts, expected, strict=True))
+    whole = pb_kvcache.Selection(window=W, **rule)
+    ruled = _torch_path.select(
+        attn,
+        budget,
+        selection=whole,
+        weights=weights,
+        num_kv_heads=KV_HEADS,
+        from_logits=True,
+        window_in_budget=window_in_budget,
+    )
+    assert all(torch.equal(one, other) for one, other in zip(ruled, expected, strict=True))
+
+
+@pytest.mark.parametrize("rule", [{"protect": 2}, {"protect": 1, "sinks": 1, "kernel": 1}])
+@pytest.mark.parametrize("weighing", [False, True])
+def test_a_padded_batch_with_a_sequence_shorter_than_the_window_is_the_native_one(rule, weighing):
+    attn = attention(40, seed=6, batch=(3,), logits=True)
+    mask = torch.ones(3, 40, dtype=torch.bool)
+    mask[1, 4:], mask[2, :30], mask[2, 32:36:2] = False, False, False
+    weights = weights_of(3, KV_HEADS, 40) if weighing else None
+    options = {"num_kv_heads": KV_HEADS, "window": W, "from_logits": True, "valid": mask, "weights": weights, **rule}
+    got, expected = _torch_path.select(attn, 3, **options), pb_kvcache.select(attn, 3, **options)
+    assert torch.equal(got, expected)
+    assert mask.unsqueeze(1).expand(-1, KV_HEADS, -1).gather(-1, got).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"weights": torch.ones(3, 40, dtype=torch.float64)}, TypeError, "weights: must be .* float32"),
+        ({"weights": torch.ones(3, 39)}, ValueError, r"weights: has shape \(3, 39\), must be \(3, 35\) or \(3, 40\)"),
+        ({"weights": -torch.ones(3, 40)}, ValueError, r"weights\[0, 0\] = -1.0: every weight must be finite and >= 0"),
+        ({"weights": torch.full((3, 40), torch.inf)}, ValueError, r"weights\[0, 0\] = inf: every weight"),
+        ({"weights": torch.full((3, 40), 3e38)}, ValueError, "is too large for float32"),
+        ({"selection": "snapkv", "window": None}, ValueError, "selection: has a window of 32, must be .* 5"),
+        ({"selection": "output"}, ValueError, "selection and window: a selection says all of its rule"),
+        ({"protect": 0}, ValueError, "protect = 0: must be at least 1"),
+        ({"sinks": 7}, ValueError, "budget = 10: must be at least what is always kept, 12: protect 5 and sinks 7"),
+    ],
+)
+def test_bad_weights_and_rules_are_named_by_both_paths(change, error, message):
+    attn = attention(40) if "too large" not in message else torch.full((Q_HEADS, W, 40), 2.0)
+    for path in (_torch_path, pb_kvcache):
+        options = {"num_kv_heads": KV_HEADS, "window": W, **change}
+        with pytest.raises(error, match=message):
+            path.select(attn, 10, **options)
+
+
+def test_weights_of_another_kind_than_the_scores_are_named():
+    with pytest.raises(
+        TypeError, match=r"weights: must be a torch tensor of float32 on cpu, as the scores, not ndarray"
+    ):
+        _torch_path.select_from_scores(torch.rand(2, 30), 12, 4, weights=np.ones((2, 30), np.float32))
+    with pytest.raises(TypeError, match=r"weights: must be a torch tensor of float32 on cpu"):
+        _torch_path.select(attention(40), 12, num_kv_heads=KV_HEADS, weights=[[1.0] * 40] * 3)
+    scores, weights = torch.rand(2, 30), torch.ones(2, 34)
+    scores[0, 3], weights[1] = torch.nan, -1
+    for path in (_torch_path, pb_kvcache):  # a head that keeps everything, and what is left out
+        kept = path.select_from_scores(scores, [12, 34], 4, weights=weights, nan="lowest")
+        assert 3 not in kept[0].tolist()
+        assert kept[1].tolist() == list(range(34))
+
+
 def test_scores_of_a_head_that_keeps_everything_are_not_looked_at():
     scores = torch.rand(2, 3, 20)
     scores[1, 1, 4] = torch.nan
@@ -239,6 +348,8 @@ def test_a_tensor_on_another_device_is_sent_to_the_torch_path(monkeypatch):
     assert pb_kvcache.select(far, 10, num_kv_heads=3, window=5) == "from torch"
     assert pb_kvcache.select_from_scores(far, 10, 5) == "from torch"
     assert pb_kvcache.window_scores(far, num_kv_heads=3) == "from torch"
+    assert pb_kvcache.window_scores(far, num_kv_heads=3, protect=2, selection=None) == "from torch"
+    assert seen.pop()[2]["protect"] == 2
     assert pb_kvcache.pool_scores(far) == "from torch"
     assert pb_kvcache.select_top(far, 3) == "from torch"
     assert [device for device, _, _ in seen] == ["cpu"] * 5
