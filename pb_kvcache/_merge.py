@@ -13,7 +13,7 @@ from ._checks import float32_array
 from ._options import at_least, choice, logit_scale
 from ._positions import ascending_rows
 from ._qk import as_float32
-from ._tensor import View, is_torch, on_other_device, plain_array, resolved, torch_module
+from ._tensor import NATIVE_DEVICES, View, is_torch, on_other_device, plain_array, resolved, torch_module
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -233,7 +233,7 @@ class _Head:
         self.scaled = as_float32(queries) * scale
         self.kept, self.free, self.scale = kept, free, scale
         self.n, self.head_dim = keys.shape
-        elements = _COLUMNS**3 if is_torch(keys) and keys.device.type != "cpu" else _ELEMENTS
+        elements = _COLUMNS**3 if is_torch(keys) and keys.device.type not in NATIVE_DEVICES else _ELEMENTS
         self.step = max(64, min(_COLUMNS, elements // max(free, len(queries))))
         self.given = lse
         # Fresh memory for every block costs as much again as the products: the system clears it.
@@ -375,10 +375,8 @@ def _fitted(head: _Head, shares: Any, values: Any, bias: Any, target: Any, outpu
     head.check(weight)
 
     # (X^T X + c I)^-1 X^T = X^T (X X^T + c I)^-1: the smaller of both is solved, in float64 for its condition.
-    double = shares.double() if xp is not np else shares.astype(np.float64)
-    double = double * weight
-    missing = output - (shares * weight) @ values
-    missing = missing.double() if xp is not np else missing.astype(np.float64)
+    double = _precise(shares * weight)
+    missing = _precise(output - (shares * weight) @ values)
     queries, rows = double.shape
     ridge = FIT_RIDGE * (double * double).sum() / rows
     if float(ridge) > 0:
@@ -481,7 +479,7 @@ def _add_rows(head: _Head, sums: Any, labels: Any, rows: Any) -> None:
     if head.xp is np:
         starts = np.flatnonzero(np.diff(labels, prepend=-1))
         sums[labels[starts]] += np.add.reduceat(rows, starts, axis=0)
-    elif sums.device.type == "cpu":
+    elif sums.device.type in NATIVE_DEVICES:
         sums.index_add_(0, labels, rows)
     else:  # a device adds in any order
         members = labels[:, None] == torch_module().arange(len(sums), device=sums.device)
@@ -491,6 +489,13 @@ def _add_rows(head: _Head, sums: Any, labels: Any, rows: Any) -> None:
 def _as_array(values: Any) -> npt.NDArray[Any]:
     """Return an array, or a tensor of any device as one."""
     return np.asarray(values.cpu() if is_torch(values) else values)
+
+
+def _precise(values: Any) -> Any:
+    """Return values as float64, as float32 on Apple's devices, which have no float64."""
+    if not is_torch(values):
+        return values.astype(np.float64)
+    return values if values.device.type == "mps" else values.double()
 
 
 def _like(values: Any) -> dict[str, Any]:
@@ -509,6 +514,8 @@ def _checked(keys: Any, values: Any, queries: Any) -> tuple[Any, Any, Any]:
     for name, value in (("keys", keys), ("values", values), ("queries", queries)):
         if not on_other_device(name, value):
             View(name, value, contiguous=False)
+        elif str(value.dtype).removeprefix("torch.") not in ("float32", "float16", "bfloat16"):
+            raise TypeError(f"{name}: must be a torch tensor of float32, float16 or bfloat16, not {value.dtype}")
         found.append(resolved(name, value) if is_torch(value) else plain_array(name, value, "numbers"))
     keys, values, queries = found
     if is_torch(keys) != is_torch(values) or keys.dtype != values.dtype or _device(keys) != _device(values):

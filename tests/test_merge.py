@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pb_kvcache import merge
+from pb_kvcache import _merge, _tensor, merge
 
 from . import reference_merge
 
@@ -392,3 +392,17 @@ def test_arrays_and_tensors_are_not_mixed():
         merge(keys, values, rows, torch.from_numpy(queries), protect=2)
     with pytest.raises(TypeError, match=r"^values: must be of the same kind as keys"):
         merge(torch.from_numpy(keys), values, rows, torch.from_numpy(queries), protect=2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_device_gives_the_same_without_addresses(method, monkeypatch):
+    torch = pytest.importorskip("torch")
+    given = layer(19, 2, 300, 16, 50, 20)
+    tensors = [torch.from_numpy(one) for one in given]
+    expected = merge(*given, protect=7, method=method)
+    for module in (_merge, _tensor):
+        monkeypatch.setattr(module, "NATIVE_DEVICES", frozenset())
+    found = merge(*tensors, protect=7, method=method)
+    assert_close([one.numpy() for one in found], expected, 1e-4)
+    with pytest.raises(TypeError, match=r"^values: must be a torch tensor of float32, .* not torch.float64"):
+        merge(tensors[0], tensors[1].double(), *tensors[2:], protect=7, method=method)
