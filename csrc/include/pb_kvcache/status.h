@@ -114,6 +114,8 @@ typedef enum pb_kvcache_status {
     PB_KVCACHE_ERROR_BUDGET_WINDOW = -63,
     /* An index is not below n or does not ascend. */
     PB_KVCACHE_ERROR_INDEX = -64,
+    /* A key, value, query or lse is NaN or infinite. */
+    PB_KVCACHE_ERROR_ROW_VALUE = -69,
     /* sinks is not smaller than budget. */
     PB_KVCACHE_ERROR_SINKS = -70,
     /* num_caches is 0. */
