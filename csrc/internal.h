@@ -8,7 +8,7 @@
  *   lanes.h                               inner loops, by instruction set
  *   checks.h                              what several functions check
  *   kernels.h: score.c, pool.c, choose.c  score, pool, choose
- *   select.c, attention.c, blocks.c | ring.c, rollback.c, policy.c, snapkv.c, pyramidkv.c, baselines.c, state.c, stack.c, hold.c
+ *   select.c, attention.c, merge.c, blocks.c | ring.c, rollback.c, policy.c, snapkv.c, pyramidkv.c, baselines.c, state.c, stack.c, hold.c
  *
  * allocator.c, budget.c, compact.c, divide.c, plan.c and status.c stand beside these. They call at most checks.c.
  */

@@ -28,6 +28,7 @@
 #endif
 
 #define LANES PB_KVCACHE_PRIV_LANES
+#define COLUMNS PB_KVCACHE_PRIV_COLUMNS
 /* Partial sums side by side: enough that no addition waits for the one before it with 512-bit registers (with 16 a row
  * took 8 % longer from GCC, 28 % from clang). Part of the definition of a sum. */
 #define SUM_LANES 64u

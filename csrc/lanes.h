@@ -11,6 +11,9 @@
 /* Scores that one instruction of the widest set chooses among: what `between` may write beyond its count. */
 #define PB_KVCACHE_PRIV_LANES 16u
 
+/* Columns that products are made of together. */
+#define PB_KVCACHE_PRIV_COLUMNS 64u
+
 /* By pb_kvcache_dtype where there are three. Every table gives the same bits. */
 typedef struct pb_kvcache_priv_lanes {
     /* lanes_body.h says what these do. */
@@ -20,6 +23,9 @@ typedef struct pb_kvcache_priv_lanes {
     void (*dots[3])(const void *rows, size_t stride, size_t n, const float *queries, size_t group, size_t dim, float *key,
                     float *dots);
     void (*convert[3])(const void *row, size_t n, float *floats);
+    /* dots[g * COLUMNS + i] is the product of query g, `dim` floats at queries + g * dim, and of column i of `columns`,
+     * `dim` rows of COLUMNS floats: the sum of its terms in their order. */
+    void (*columns)(const float *columns, const float *queries, size_t group, size_t dim, float *dots);
     /* sums[i] += e[i] * factor */
     void (*add_scaled)(const float *e, size_t n, float factor, float *sums);
     /* true where no element is NaN or an infinity */

@@ -54,6 +54,21 @@ TARGET static inline float JOIN(dot, SET)(const float *restrict a, const float *
 /* The loops over floats and keys */
 #define NAME(function) JOIN(function, SET)
 
+TARGET static void NAME(columns)(const float *restrict columns, const float *restrict queries, size_t group, size_t dim,
+                                 float *restrict dots)
+{
+    for (size_t g = 0; g < group; ++g) {
+        float sums[COLUMNS] = {0.0f};
+        for (size_t d = 0; d < dim; ++d) {
+            const float element = queries[g * dim + d];
+            for (size_t i = 0; i < COLUMNS; ++i) {
+                sums[i] += columns[d * COLUMNS + i] * element;
+            }
+        }
+        memcpy(dots + g * COLUMNS, sums, sizeof sums);
+    }
+}
+
 TARGET static void NAME(add_scaled)(const float *restrict e, size_t n, float factor, float *restrict sums)
 {
     for (size_t i = 0; i < n; ++i) {
@@ -112,6 +127,7 @@ static const pb_kvcache_priv_lanes SET = {
     .sums = {JOIN(sums_float, SET), JOIN(sums_half, SET), JOIN(sums_bfloat, SET)},
     .dots = {JOIN(dots_float, SET), JOIN(dots_half, SET), JOIN(dots_bfloat, SET)},
     .convert = {JOIN(convert_float, SET), JOIN(convert_half, SET), JOIN(convert_bfloat, SET)},
+    .columns = NAME(columns),
     .add_scaled = NAME(add_scaled),
     .finite = NAME(finite),
     .below = NAME(below),

@@ -66,6 +66,7 @@ const char *pb_kvcache_status_str(pb_kvcache_status status)
     case PB_KVCACHE_ERROR_INDEX: return "indices must be below n and ascend";
     case PB_KVCACHE_ERROR_PROTECT: return "protect must be greater than 0 and smaller than n";
     case PB_KVCACHE_ERROR_SELECT_WEIGHT: return "weights of positions must be finite and not negative";
+    case PB_KVCACHE_ERROR_ROW_VALUE: return "keys, values, queries and lse must be finite";
     case PB_KVCACHE_ERROR_SINKS: return "sinks must be smaller than budget";
     case PB_KVCACHE_ERROR_BLOCK_SIZE: return "block_size must be greater than 0";
     case PB_KVCACHE_ERROR_NUM_CACHES: return "num_caches must be greater than 0";

@@ -22,6 +22,7 @@ from ._divide import divide
 from ._errors import CacheFullError
 from ._groups import LayerGroup, LayerGroups
 from ._head_plan import HeadPlan
+from ._merge import merge
 from ._plan import LayerPlan, plan
 from ._plan_file import load_plan, save_plan
 from ._policy import LayerCache, Policy
@@ -64,6 +65,7 @@ __all__ = [
     "compact",
     "divide",
     "load_plan",
+    "merge",
     "plan",
     "pool_scores",
     "pyramid_budget",

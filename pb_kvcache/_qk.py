@@ -88,7 +88,7 @@ def scores_from_qk(
         products = None
         for index in part:
             queries, keys = pairs[index]
-            products = _products(_float32(queries), keys, products)
+            products = _products(as_float32(queries), keys, products)
             try:
                 rows[index] = window_scores(products.reshape(group, window, n), num_kv_heads=1, **options)
             except ValueError as error:
@@ -134,7 +134,7 @@ def _kind(value: Any) -> str:
     return f"{type(value).__name__} of {value.dtype}" + (f" on {value.device}" if is_torch(value) else "")
 
 
-def _float32(value: Any) -> Any:
+def as_float32(value: Any) -> Any:
     """Return an array or tensor in float32, itself where it is."""
     if is_torch(value):
         return value.float()
@@ -159,5 +159,5 @@ def _products(queries: Any, keys: Any, products: Any) -> Any:
         products = empty((queries.shape[0], keys.shape[0]))
     step = keys.shape[0] if str(keys.dtype).endswith("float32") else _TILE
     for start in range(0, keys.shape[0], step):
-        library.matmul(queries, _float32(keys[start : start + step]).T, out=products[:, start : start + step])
+        library.matmul(queries, as_float32(keys[start : start + step]).T, out=products[:, start : start + step])
     return products

@@ -33,6 +33,7 @@ def use(attn: GIVEN, scores: GIVEN, kv: GIVEN, rows: list[list[int]]) -> None:
     assert_type(pb.select_from_scores(scores, (9, 8), 3), list[Any])
     assert_type(pb.compact(kv, kept), GIVEN)
     assert_type(pb.compact(kv, rows), GIVEN | list[Any])
+    assert_type(pb.merge(kv, kv, kept, kv, protect=3), tuple[GIVEN, GIVEN, SCORES])
     assert_type(pb.to_mask(kept, 40), npt.NDArray[np.bool_])
 
 def misuse(attn: GIVEN) -> None:

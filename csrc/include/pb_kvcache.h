@@ -17,6 +17,7 @@
  *   hold.h       caches whose rows lie in slots in any order
  *   select.h     prefill selection: which positions of a prompt each KV head keeps
  *   compact.h    move the kept rows of keys or values to the front
+ *   merge.h      merge evicted rows of keys and values into kept ones
  *   blocks.h     whole blocks, for paged engines: which are kept, and which an eviction frees
  *
  * Rules that hold everywhere:
@@ -62,6 +63,7 @@
 #include "pb_kvcache/select.h"
 #include "pb_kvcache/attention.h"
 #include "pb_kvcache/compact.h"
+#include "pb_kvcache/merge.h"
 #include "pb_kvcache/blocks.h"
 
 #endif

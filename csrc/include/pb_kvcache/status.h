@@ -118,6 +118,8 @@ typedef enum pb_kvcache_status {
     PB_KVCACHE_ERROR_PROTECT = -65,
     /* A position's weight is negative, infinite or NaN. */
     PB_KVCACHE_ERROR_SELECT_WEIGHT = -66,
+    /* A key, value, query or lse is NaN or infinite. */
+    PB_KVCACHE_ERROR_ROW_VALUE = -69,
     /* sinks is not smaller than budget. */
     PB_KVCACHE_ERROR_SINKS = -70,
     /* num_caches is 0. */
