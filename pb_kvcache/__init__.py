@@ -28,7 +28,9 @@ from ._policy import LayerCache, Policy
 from ._pool import pool_scores
 from ._pyramidkv import PyramidKV
 from ._qk import scores_from_qk
+from ._query_moments import QueryMoments, query_moments
 from ._score import window_scores
+from ._scores import expected_scores, keydiff_scores, mixed_scores, repeat_scores
 from ._select import select, select_from_scores
 from ._snapkv import SnapKV
 from ._stack import PyramidStack, StackLayer
@@ -50,6 +52,7 @@ __all__ = [
     "Policy",
     "PyramidKV",
     "PyramidStack",
+    "QueryMoments",
     "Scissorhands",
     "SlidingWindow",
     "SnapKV",
@@ -61,11 +64,16 @@ __all__ = [
     "block_select",
     "compact",
     "divide",
+    "expected_scores",
+    "keydiff_scores",
     "load_plan",
+    "mixed_scores",
     "plan",
     "pool_scores",
     "pyramid_budget",
     "pyramid_budgets",
+    "query_moments",
+    "repeat_scores",
     "save_plan",
     "scores_from_qk",
     "select",
