@@ -7,6 +7,7 @@ whatever their own kind is. NumPy's or torch's own matrix multiplication works o
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,7 +87,12 @@ def refuse_not_finite(name: str, array: Any) -> None:
     """Refuse NaN and infinities, with the first of them."""
     parts = enumerate(array) if len(array.shape) > 2 else [(None, array)]  # no more than one head's in float32
     for head, rows in parts:
-        finite = library(array).isfinite(float32(rows))
+        rows = float32(rows)
+        with in_float32(array):
+            total = float(rows.sum())
+        if math.isfinite(total):  # 0.2 ms where torch's isfinite takes 7, at 9 x 4096 x 64 on one thread
+            continue
+        finite = library(array).isfinite(rows)
         if not bool(finite.all()):
             where = tuple(int(index) for index in np.argwhere(~np.asarray(finite.tolist()))[0])
             place = ", ".join(map(str, where if head is None else (head, *where)))

@@ -131,9 +131,12 @@ class QueryMoments:
 def _tile_moments(queries: Any) -> tuple[int, Any, Any]:
     """Return the count, the mean and the summed products about it of ``(q_heads, n, head_dim)``."""
     rows = float32(queries)
-    mean = rows.mean(axis=1, dtype=library(rows).float64)
-    centred = rows - float32(mean)[:, None]
-    return rows.shape[1], mean, float64(library(rows).matmul(centred.swapaxes(1, 2), centred))
+    about = rows.mean(axis=1)  # to float32's rounding: what it misses is the mean of what is left
+    centred = rows - about[:, None]
+    squares = float64(library(rows).matmul(centred.swapaxes(1, 2), centred))
+    missed = float64(centred.mean(axis=1))
+    squares = squares - missed[:, :, None] * missed[:, None, :] * rows.shape[1]
+    return rows.shape[1], float64(about) + missed, squares
 
 
 def query_moments(queries: Any) -> tuple[Any, Any]:
