@@ -29,7 +29,9 @@ from ._policy import LayerCache, Policy
 from ._pool import pool_scores
 from ._pyramidkv import PyramidKV
 from ._qk import scores_from_qk
+from ._query_moments import QueryMoments, query_moments
 from ._score import window_scores
+from ._scores import expected_scores, keydiff_scores, mixed_scores, repeat_scores
 from ._select import select, select_from_scores
 from ._selection import Selection
 from ._snapkv import SnapKV
@@ -52,6 +54,7 @@ __all__ = [
     "Policy",
     "PyramidKV",
     "PyramidStack",
+    "QueryMoments",
     "Scissorhands",
     "Selection",
     "SlidingWindow",
@@ -64,12 +67,17 @@ __all__ = [
     "block_select",
     "compact",
     "divide",
+    "expected_scores",
+    "keydiff_scores",
     "load_plan",
     "merge",
+    "mixed_scores",
     "plan",
     "pool_scores",
     "pyramid_budget",
     "pyramid_budgets",
+    "query_moments",
+    "repeat_scores",
     "save_plan",
     "scores_from_qk",
     "select",

@@ -26,6 +26,8 @@ for options in ({}, {"threads": 2}):
     pb.scores_from_qk(kv[:, :3], kv, **options)
     pb.compact(kv, kept, **options)
 pb.select_from_scores(scores, 9, 3)
+pb.expected_scores(kv, *pb.query_moments(kv), kv[0], kv[1]), pb.mixed_scores(scores, scores)
+pb.keydiff_scores(kv), pb.repeat_scores(kv, kv)
 pb.select_top(pb.pool_scores(scores, 3, "avg"), 5)
 pb.block_select(scores, 16, block_size=8, window=4)
 pb.block_moves([0, 3], [5, 6], 2)

@@ -22,6 +22,7 @@ except ImportError as _error:
 
 from ._cache import BudgetedCache, PyramidKVCache
 from ._loglikelihood import ContinuationScore, loglikelihood
+from ._repeat import repetition_scores
 from ._report import CacheLayerReport, CacheReport, CacheSequenceReport
 from ._use import compressed, use
 
@@ -34,6 +35,7 @@ __all__ = [
     "PyramidKVCache",
     "compressed",
     "loglikelihood",
+    "repetition_scores",
     "use",
 ]
 
