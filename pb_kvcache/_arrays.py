@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ._qk import _float32, _kind
+from ._qk import _kind, as_float32
 from ._tensor import View, is_torch, on_other_device, resolved, torch_module
 
 _KINDS = ("float32", "float16", "bfloat16")
@@ -109,7 +109,7 @@ def library(array: Any) -> Any:
 
 def float32(array: Any) -> Any:
     """Return an array or tensor in float32, itself where it is."""
-    return _float32(array)
+    return as_float32(array)
 
 
 def float64(array: Any) -> Any:
