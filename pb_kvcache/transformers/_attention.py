@@ -102,7 +102,7 @@ def _attention(find_stock: Callable[[torch.nn.Module], Callable[..., Any]], addi
         def attend(
             query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
-            if mask is not None and additive:
+            if mask is not None and additive and mask.dtype == torch.bool:
                 mask = as_added(mask, query.dtype)
             return stock(module, query, key, value, mask, **kwargs)  # type: ignore[no-any-return]
 
@@ -115,6 +115,16 @@ def as_added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a boolean mask as what is added to logits."""
     lowest = float(torch.finfo(dtype).min)
     return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), lowest)
+
+
+def with_bias(mask: torch.Tensor | None, bias: torch.Tensor, group: int) -> torch.Tensor:
+    """Return what is added to logits: the rows' biases where a query may see a row, and the lowest float elsewhere.
+
+    `bias` is ``(batch, kv_heads, rows)`` float32, of heads with `group` query heads each, `mask` a boolean mask that
+    broadcasts to ``(batch, q_heads, new, rows)``, None for all.
+    """
+    added = bias.repeat_interleave(group, dim=1)[:, :, None]
+    return added if mask is None else torch.where(mask, added, float(torch.finfo(bias.dtype).min))
 
 
 def _mask(plain: str) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from .._options import choice
 from .._plan import LayerPlan, plan
 from .._plan_file import load_plan
 from .._selection import Selection
+from ._merging import MERGES
 from ._ranks import Ranks
 
 #: Positions per layer where the caller does not say how much.
@@ -57,6 +58,7 @@ class Budgets:
         compress: str,
         heads: str | None = None,
         alpha: Any = 0.2,
+        merge: str | None = None,
     ) -> None:
         # How positions are chosen.
         self.num_layers = num_layers
@@ -64,6 +66,7 @@ class Budgets:
         self.hold = choice("decode", decode, _HOLDS)
         self.chunked = choice("compress", compress, _CHUNKED)
         self.adakv = heads is not None and choice("heads", heads, _HEADS)
+        self.merge = None if merge is None else choice("merge", merge, MERGES)
         self.alpha = real("alpha", alpha)
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha = {self.alpha:g}: must be between 0 and 1")
@@ -259,9 +262,12 @@ class Budgets:
 
     def describe(self) -> str:
         """Return what was asked for, in words."""
-        return f"{self._describe_amount()}, {self._describe_curve()}, {self.selection}" + (
-            f", heads by AdaKV with alpha {self.alpha:g}" if self.adakv else ""
-        )
+        parts = [self._describe_amount(), self._describe_curve(), str(self.selection)]
+        if self.adakv:
+            parts.append(f"heads by AdaKV with alpha {self.alpha:g}")
+        if self.merge is not None:
+            parts.append(f"merging ({self.merge})")
+        return ", ".join(parts)
 
     def _describe_amount(self) -> str:
         if self.plan is not None:

@@ -98,6 +98,10 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         :func:`pb_kvcache.adakv_budgets`.
     alpha
         The part of the budget, the window not counted, that every head is sure of with ``"adakv"``.
+    merge
+        Whether the rows that stay take in those that leave: None, or a method of :func:`pb_kvcache.merge`,
+        ``"nearest"``, ``"fitted"`` or ``"macro"``. A head merges where 8 of its rows or more may take others in. Every
+        row then has a bias of 4 bytes, which attention adds to its logit.
 
     Raises
     ------
@@ -138,6 +142,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         compress: str = "prompt",
         heads: str | None = None,
         alpha: float = 0.2,
+        merge: str | None = None,
     ) -> None:
         if isinstance(config, PreTrainedModel):
             raise TypeError("config: is a model; pass model.config")
@@ -191,6 +196,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             compress=compress,
             heads=heads,
             alpha=alpha,
+            merge=merge,
         )
         if rule.value_weight:
             _check_projections(facts, self.compressed_layers)

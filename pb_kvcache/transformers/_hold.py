@@ -146,6 +146,14 @@ class Holder:
         flat = buffer.view(-1, buffer.shape[-1])
         flat.index_copy_(0, target, new.reshape(-1, new.shape[-1]).to(buffer.dtype))
 
+    def clear_bias(self, bias: torch.Tensor) -> None:
+        """Let the new token's slot, of every cache, have no bias. `bias` has one for each row of the buffers."""
+        flat = bias.view(-1)
+        target = torch.as_tensor(
+            self._rows_of(bias[..., None]).astype(np.int64) + self._counts.ravel(), device=bias.device
+        )
+        flat.index_fill_(0, target, 0.0)
+
     def seen(self, are_tokens: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.int64]:
         """Return how many slots a new token's queries see, ``(batch, kv_heads)``."""
         return self._counts + (1 if are_tokens is None else are_tokens[:, None])
@@ -213,23 +221,23 @@ class Holder:
 
     def step(
         self,
-        key_buffer: torch.Tensor,
-        value_buffer: torch.Tensor,
+        buffers: list[torch.Tensor],
         column: int,
         weights: npt.NDArray[np.float32],
         are_tokens: npt.NDArray[np.bool_] | None,
     ) -> None:
         """Show the caches what the new token at `column` attended to, and let the victims' slots go to it.
 
-        `weights` is ``(batch, kv_heads, slots)`` or ``(batch * kv_heads, slots)``, its own slot included.
+        `buffers` are those of keys, of values, and of the biases where there are some. `weights` is
+        ``(batch, kv_heads, slots)`` or ``(batch * kv_heads, slots)``, its own slot included.
         """
         heads = self._counts.shape[1]
         joins = None if are_tokens is None else are_tokens.repeat(heads)
         moves = self._hold.step(column, weights.reshape(self._counts.size, weights.shape[-1]), joins)
         if len(moves):
-            offsets = self._rows_of(key_buffer)
-            _move(key_buffer, offsets, moves)
-            _move(value_buffer, offsets, moves)
+            offsets = self._rows_of(buffers[0])
+            for buffer in buffers:
+                _move(buffer if buffer.dim() == buffers[0].dim() else buffer[..., None], offsets, moves)
         if not self._full:
             new = 1 if are_tokens is None else are_tokens[:, None]
             self._set_counts(np.minimum(self._counts + new, self._budgets))

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from ._attention import LAYER_MARK, LOCAL_WINDOW_DIMS, OwnMask, not_compiled
+from ._attention import LAYER_MARK, LOCAL_WINDOW_DIMS, OwnMask, not_compiled, with_bias
 from ._budgets import Budgets
 from ._hold import Holder
+from ._merging import merged_rows
 from ._probe import Facts
 from ._ragged import Attend, RaggedRows
 from ._selection import Scoring, choose
@@ -52,6 +53,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.awaits_attention = False
         self._key_buffer: torch.Tensor | None = None
         self._value_buffer: torch.Tensor | None = None
+        self._bias_buffer: torch.Tensor | None = None  # (batch, kv_heads, capacity) float32: added to a slot's logits
         self._incoming: tuple[torch.Tensor, torch.Tensor] | None = None
         self.length = 0  # slots in use
         self.seen = 0  # tokens seen, as columns
@@ -161,6 +163,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         with torch.no_grad(), torch.inference_mode(False):
             self._key_buffer = pick(self._key_buffer)
             self._value_buffer = pick(self._value_buffer)
+            self._bias_buffer = pick(self._bias_buffer)
             self._columns, self._slot_valid = pick(self._columns), pick(self._slot_valid)
             self._queries, self._mask = pick(self._queries), pick(self._mask)
         order = rows.cpu().numpy()
@@ -229,7 +232,10 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             later = None if padding is None else padding[:, self.prompt :]
             return self._ragged.attend(attend, query, None if later is None or later.all() else later, additive)
         past = self.length - new if self._incoming is None else 0
-        output = attend(query, key, value, self._own_mask(past, new, padding, additive, key.device))
+        mask = self._own_mask(past, new, padding, additive, key.device)
+        if self._bias_buffer is not None:
+            mask = with_bias(mask, self._bias_buffer.narrow(2, 0, past + new), query.shape[1] // key.shape[1])
+        output = attend(query, key, value, mask)
         if not self.prompt:
             # Under autocast the products would be of half precision, where most scores tie.
             with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
@@ -330,6 +336,12 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         with torch.no_grad():
             held, held_values = holder.place(key_buffer, value_buffer, key, value)
             mask = None if ragged is not None else holder.mask(are_tokens, query.device, query.shape[1])
+            bias = self._bias_buffer if ragged is None else ragged.bias
+            if bias is not None:
+                holder.clear_bias(bias)
+            if self._bias_buffer is not None:
+                narrowed = self._bias_buffer.narrow(2, 0, held.shape[2])
+                mask = with_bias(mask, narrowed, query.shape[1] // held.shape[1])
             if query.requires_grad:  # the next token writes into what backward reads
                 held, held_values = held.clone(), held_values.clone()
         if ragged is None:
@@ -339,15 +351,19 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             output, row = ragged.attend(attend, query, None, additive)
         if row is not None:
             row = holder.ascending(row.detach())
-        weights = holder.weigh(key_buffer, query, scoring, self.budgets.selection.reduce, are_tokens)
+        weights = None
+        if bias is None:  # the native attention knows none
+            weights = holder.weigh(key_buffer, query, scoring, self.budgets.selection.reduce, are_tokens)
         if weights is None and ragged is not None:
             held, mask = ragged.padded()[0], holder.mask(are_tokens, query.device, query.shape[1])
+            if ragged.bias is not None:
+                mask = with_bias(mask, ragged.padded_bias(), query.shape[1] // held.shape[1])
         if weights is None:
             with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
                 weights = (
                     scoring.decode_weights(query.detach(), held, mask, self.budgets.selection.reduce).cpu().numpy()
                 )
-        holder.step(key_buffer, value_buffer, column, weights, are_tokens)
+        holder.step([key_buffer, value_buffer, *([] if bias is None else [bias])], column, weights, are_tokens)
         return output, row
 
     # ---- the prompt ----
@@ -397,6 +413,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         else:
             self.ran = []
             chosen: list[Any] = []
+            merged: list[Any] = []
             adakv = self.budgets.adakv
             apart = adakv or self.decided.ndim == 2  # every head has columns of its own
             if adakv:
@@ -419,6 +436,8 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
                         f"layer {self.model_layer}: positions of sequence {row} cannot be ranked by the attention to "
                         f"them: {error}"
                     ) from error
+                whole = (keys[row], values[row]) if where is None else (keys[row][:, where], values[row][:, where])
+                merged.append(self._merge_rows(self._queries[row], *whole, picked))
                 if apart:
                     picked = [columns_of if where is None else where[columns_of] for columns_of in picked]
                     counts = [len(columns_of) for columns_of in picked]
@@ -436,6 +455,8 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
                 self._ragged = RaggedRows(keys, values, chosen, self.decided + 1 if hold else None)
                 self._key_buffer = self._value_buffer = None
                 self.length = int(kept.max())
+            if any(rows is not None for rows in merged):
+                self._put_merged(merged)
         if hold:
             assert seeds is not None
             columns_held = self._columns if self._ragged is None else torch.from_numpy(self._ragged.held(columns))
@@ -458,6 +479,46 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         if module is None or name is None:
             raise RuntimeError(f"layer {self.model_layer}: its output projection is gone; the model was deleted")
         return value_weights(module.get_submodule(name), values, self._queries.shape[1])
+
+    def _merge_rows(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, picked: Any
+    ) -> tuple[Any, Any, Any] | None:
+        """Return the kept rows of one sequence with the others merged into them. None: they stay as they are."""
+        method = self.budgets.merge
+        if method is None:
+            return None
+        assert self._scoring is not None
+        if not self._scoring.plain:
+            raise ValueError(
+                f"merge = {method!r}: layer {self.model_layer} caps its logits or has one without a position, and "
+                "merging knows the softmax of the products alone; leave merge out for this model"
+            )
+        return merged_rows(
+            keys,
+            values,
+            picked,
+            query[:, -min(self.budgets.selection.window, keys.shape[1]) :],
+            self._scoring,
+            method=method,
+            protect=self.budgets.selection.protected,
+        )
+
+    def _put_merged(self, merged: list[Any]) -> None:
+        """Put merged rows in the place of the rows that were copied, and their biases beside them."""
+        with torch.inference_mode(False):
+            if self._ragged is not None:
+                self._ragged.put_merged(merged)
+                return
+            assert self._key_buffer is not None
+            assert self._value_buffer is not None
+            shape = self._key_buffer.shape[:3]
+            self._bias_buffer = torch.zeros(shape, dtype=torch.float32, device=self._key_buffer.device)
+            for row, rows in enumerate(merged):
+                for buffer, heads in zip(
+                    (self._key_buffer, self._value_buffer, self._bias_buffer), rows or (), strict=False
+                ):
+                    for head, one in enumerate(heads):
+                        buffer[row, head, : len(one)] = one
 
     def _token_columns(self, row: int, columns: int, scored: bool) -> torch.Tensor | None:
         """Return the columns of a sequence that are tokens. None for all.
@@ -521,6 +582,9 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
                 capacity = end + max(ROOM, end // 8)
                 self._key_buffer = self._grown(self._key_buffer, keys, capacity)
                 self._value_buffer = self._grown(self._value_buffer, values, capacity)
+                if self._bias_buffer is not None:
+                    more = capacity - self._bias_buffer.shape[2]
+                    self._bias_buffer = torch.nn.functional.pad(self._bias_buffer, (0, more))
         assert self._value_buffer is not None
         # Neither of them has a gradient. narrow() costs half of what a slice does, at every layer of every token.
         self._key_buffer.narrow(2, self.length, end - self.length).copy_(keys)
@@ -567,7 +631,8 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def nbytes(self) -> int:
         """Bytes of every tensor and policy that this layer holds, spare room included."""
-        tensors = [self._key_buffer, self._value_buffer, self._columns, self._slot_valid, self._queries]
+        tensors = [self._key_buffer, self._value_buffer, self._bias_buffer, self._columns, self._slot_valid]
+        tensors.append(self._queries)
         held: int = sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
         held += 0 if self._ragged is None else self._ragged.nbytes
         return held + (self._holder.nbytes if self._holder is not None else 0)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from ._attention import with_bias
 
 #: The attention of the model: (query, key, value, boolean mask or None) to (output, weights or None).
 Attend = Callable[
@@ -43,6 +46,8 @@ class RaggedRows:
         self.columns = [[columns.to(torch.int32) for columns in heads] for heads in chosen]
         self.kept = np.array([[len(columns) for columns in heads] for heads in chosen], np.int64)
         self.lengths = self.kept.copy()  # (batch, kv_heads), rows in use
+        #: What is added to a row's logits, ``(batch, rows)`` float32. None: nothing.
+        self.bias: torch.Tensor | None = None
         self._lay_out(keys, values, self._roomy(self.lengths) if rooms is None else rooms)
         for row, heads in enumerate(chosen):
             for head, columns in enumerate(heads):
@@ -66,6 +71,8 @@ class RaggedRows:
                 torch.zeros(len(rooms), rows, like.shape[-1], dtype=like.dtype, device=like.device)
                 for like in (keys, values)
             )
+            if self.bias is not None:
+                self.bias = torch.zeros(self.keys.shape[:2], dtype=torch.float32, device=keys.device)
         self._note_alike()
 
     def _note_alike(self) -> None:
@@ -90,7 +97,19 @@ class RaggedRows:
     def nbytes(self) -> int:
         """Bytes of the buffers, of the columns, and of where the next rows go."""
         tensors = [self.keys, self.values, self._next, *(columns for heads in self.columns for columns in heads)]
+        tensors += [] if self.bias is None else [self.bias]
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+    def put_merged(self, merged: list[Any]) -> None:
+        """Put merged rows in the place of the first rows of every head: keys, values and biases of each sequence.
+
+        None for a sequence whose rows stay as they are.
+        """
+        self.bias = torch.zeros(self.keys.shape[:2], dtype=torch.float32, device=self.keys.device)
+        for row, rows in enumerate(merged):
+            for buffer, heads in zip((self.keys, self.values, self.bias), rows or (), strict=False):
+                for head, one in enumerate(heads):
+                    buffer[row].narrow(0, int(self.starts[row, head]), len(one)).copy_(one)
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put new tokens, ``(batch, kv_heads, new, head_dim)``, behind what every head holds."""
@@ -109,12 +128,15 @@ class RaggedRows:
         self.lengths += new
 
     def _grow(self, new: int) -> None:
-        old, starts = (self.keys, self.values), self.starts
-        self._lay_out(*old, self._roomy(self.lengths + new))
+        old, starts = [self.keys, self.values], self.starts
+        old += [] if self.bias is None else [self.bias]
+        self._lay_out(self.keys, self.values, self._roomy(self.lengths + new))
+        grown = [self.keys, self.values]
+        grown += [] if self.bias is None else [self.bias]
         for row in range(self.batch):
             for head in range(self.kv_heads):
                 length = int(self.lengths[row, head])
-                for before, after in zip(old, (self.keys, self.values), strict=True):
+                for before, after in zip(old, grown, strict=True):
                     source = before[row].narrow(0, int(starts[row, head]), length)
                     after[row].narrow(0, int(self.starts[row, head]), length).copy_(source)
 
@@ -149,6 +171,8 @@ class RaggedRows:
         outputs = []
         for rows, head, start, length in self._places():
             mask = _mask(query.shape[2], length, None if later is None else later[rows], query.device)
+            if self.bias is not None:
+                mask = with_bias(mask, self.bias[rows].narrow(1, start, length)[:, None], 1)
             asked = query.narrow(1, head * group, group)
             key, value = (self._view(buffer, rows, start, length) for buffer in (self.keys, self.values))
             outputs.append(attend(asked if self.alike else asked[rows], key, value, mask)[0])
@@ -175,7 +199,17 @@ class RaggedRows:
         for rows, head, _, length in self._places():
             seen = _mask(new, length, None if later is None else later[rows], query.device)
             mask[rows, head * group : (head + 1) * group, :, :length] = True if seen is None else seen
+        if self.bias is not None:
+            mask = with_bias(mask, self.padded_bias(), group)
         return attend(query, key, value, mask)
+
+    def padded_bias(self) -> torch.Tensor:
+        """Return the biases as wide as the longest head, ``(batch, kv_heads, most)``, zeros beyond."""
+        assert self.bias is not None
+        bias = self.bias.new_zeros(self.batch, self.kv_heads, int(self.lengths.max()))
+        for rows, head, start, length in self._places():
+            bias[rows, head, :length] = self.bias[rows].narrow(1, start, length)
+        return bias
 
     def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values as wide as the longest head, ``(batch, kv_heads, most, head_dim)``, zeros beyond."""
@@ -216,6 +250,7 @@ class RaggedRows:
             twin.keys, twin.values = (
                 buffer.index_select(0, rows.to(buffer.device)) for buffer in (self.keys, self.values)
             )
+            twin.bias = None if self.bias is None else self.bias.index_select(0, rows.to(self.bias.device))
         twin.columns = [list(self.columns[row]) for row in order] if self.columns else []
         twin.kept, twin.lengths = self.kept[order], self.lengths[order]
         twin.starts, twin.rooms = self.starts[order], self.rooms[order]

@@ -63,12 +63,14 @@ class Scoring:
     def weights(self, logits: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
         """Return the attention of the logits, which are overwritten.
 
-        `allowed` broadcasts and says which query may see which position.
+        `allowed` broadcasts and says which query may see which position, or is what is added to the logits.
         """
         scaled = logits.mul_(self.scale)
         if self.softcap is not None:
             scaled = scaled.div_(self.softcap).tanh_().mul_(self.softcap)
-        if allowed is not None:
+        if allowed is not None and allowed.is_floating_point():
+            scaled = scaled.add_(allowed)
+        elif allowed is not None:
             scaled = scaled.masked_fill_(~allowed, -torch.inf)
         if self.sinks is None:
             return torch.softmax(scaled, dim=-1)
@@ -80,6 +82,12 @@ class Scoring:
         window, n = query.shape[-2], keys.shape[-2]
         allowed = torch.ones(window, n, dtype=torch.bool, device=keys.device).tril_(n - window)
         return self.weights(self.logits(query, keys), allowed)
+
+    def normaliser(self, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Return the log of what each of a prompt's last queries divides by, ``(q_heads, window)``, float32."""
+        window, n = query.shape[-2], keys.shape[-2]
+        hidden = torch.ones(window, n, dtype=torch.bool, device=keys.device).triu_(n - window + 1)
+        return self.logits(query, keys).mul_(self.scale).masked_fill_(hidden, -torch.inf).logsumexp(dim=-1)
 
     def decode_weights(
         self, query: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None, reduce: str
