@@ -86,6 +86,8 @@ class Selection:
             raise TypeError(f"value_weight = {shown(self.value_weight)}: must be True or False")
         choice("reduce", self.reduce, REDUCE)
         choice("score", self.score, dict.fromkeys(SCORES))
+        if self.score == "keydiff" and self.value_weight:
+            raise ValueError("value_weight = True: weighs scores of 0 and more, and score = 'keydiff' has others")
 
     @classmethod
     def named(cls, name: str) -> Selection:

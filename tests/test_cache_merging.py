@@ -236,7 +236,7 @@ def test_what_cannot_merge_is_refused():
     for family in EAGER_ALONE:
         model = used(family, "eager")
         cache = BudgetedCache(model.config, budget=20, selection=RULE, merge="nearest")
-        with pytest.raises(ValueError, match="merge = 'nearest': layer 1 caps its logits or has one without"):
+        with pytest.raises(ValueError, match="layer 1: merge = 'nearest': the attention caps its logits or has one"):
             run(model, tokens(60), cache)
     with torch.no_grad():  # and a model's own function knows nothing of it
         model = stock("llama")

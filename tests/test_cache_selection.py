@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from pb_kvcache import Selection  # noqa: E402
-from pb_kvcache.transformers import BudgetedCache, use  # noqa: E402
+from pb_kvcache import HeadPlan, Selection  # noqa: E402
+from pb_kvcache.transformers import BudgetedCache, repetition_scores, use  # noqa: E402
 from pb_kvcache.transformers._probe import facts_of  # noqa: E402
 from pb_kvcache.transformers._value_weights import value_weights  # noqa: E402
 
@@ -21,6 +21,7 @@ from .test_transformers import (  # noqa: E402
     COMPRESSED,
     FAMILIES,
     DynamicCache,
+    Masked,
     _one_thread,  # noqa: F401
     run,
     stock,
@@ -268,3 +269,104 @@ def test_a_model_without_a_projection_is_refused_for_such_a_rule():
         BudgetedCache(model.config, budget=16, selection="output")
     BudgetedCache(model.config, budget=16, selection=RULES["protect"])
     assert not any(module._forward_pre_hooks for module in model.bert.modules())
+
+
+# ---- Scores that the window's attention does not make ----
+
+
+@pytest.mark.parametrize("decode", ["grow", "hold"])
+def test_keydiff_keeps_the_keys_that_are_least_like_the_others(decode):
+    model = used("llama")
+    rule = Selection(window=6, kernel=3, protect=4, sinks=2, score="keydiff")
+    cache = BudgetedCache(model.config, budget=15, selection=rule, decode=decode)
+    prompt = tokens(60)
+    full = DynamicCache(config=model.config)
+    run(model, prompt, full)
+    run(model, prompt, cache)
+    for layer in range(4):
+        keys = full.layers[layer].keys[0].double().numpy()
+        unit = keys / np.linalg.norm(keys, axis=-1, keepdims=True)
+        mean = unit.mean(axis=1, keepdims=True)
+        scores = -(unit * mean / np.linalg.norm(mean, axis=-1, keepdims=True)).sum(axis=-1)
+        kept = reference_select.select_from_scores(scores[:, :56], [15, 15], 4, 3, "max", sinks=2)
+        assert cache.positions(layer)[0].tolist() == kept
+    with pytest.raises(ValueError, match="value_weight = True: weighs scores of 0 and more, and score = 'keydiff'"):
+        Selection(score="keydiff", value_weight=True)
+
+
+def test_a_score_that_no_prefill_makes_is_refused_with_the_way_to_it():
+    model = used("llama")
+    with pytest.raises(ValueError, match=r"score = 'repeat': .*BudgetedCache\.filled"):
+        BudgetedCache(model.config, budget=40, selection=Selection(score="repeat"))
+
+
+@pytest.mark.parametrize("decode", ["grow", "hold"])
+@pytest.mark.parametrize("options", [{"budget": 15}, {"plan": "heads"}, {"budget": 15, "heads": "adakv"}])
+def test_a_cache_is_filled_by_scores_from_elsewhere(options, decode):
+    model = used("llama")
+    if "plan" in options:
+        options = {"plan": HeadPlan([[13, 30], [9, 21], [24, 24], [40, 11]])}
+    rule = Selection(kernel=1, protect=4, score="repeat")
+    context, question = tokens(60), tokens(7)
+    full = DynamicCache(config=model.config)
+    run(model, context, full)
+    generator = torch.Generator().manual_seed(5)
+    scores = [torch.rand(2, 60, generator=generator) for _ in range(4)]
+    cache = BudgetedCache.filled(model.config, full, scores, selection=rule, decode=decode, **options)
+    held = [layer.keys.clone() for layer in full.layers]
+    assert cache.get_seq_length() == 60
+    if "heads" in options:
+        assert (cache.head_lengths.sum(axis=1) == 30).all()
+    else:
+        for layer in range(4):
+            budgets = options["plan"].budgets[layer].tolist() if "plan" in options else [15, 15]
+            kept = reference_select.select_from_scores(scores[layer][:, :56].double().numpy(), budgets, 4, 1)
+            found = cache.positions(layer)[0]
+            assert [row[row >= 0].tolist() for row in found] == kept
+    masked = Masked("llama")
+    masked(context)
+    masked.evict(cache, 60)
+    if decode == "grow":
+        torch.testing.assert_close(run(model, question, cache), masked(question), atol=1e-5, rtol=1e-5)
+    else:
+        run(model, question, cache)
+        assert cache.lengths.max() <= 40
+    for layer, keys in zip(full.layers, held, strict=True):
+        assert torch.equal(layer.keys, keys)
+
+
+def test_scores_of_a_repetition_fill_a_cache():
+    model = used("llama")
+    context = tokens(50)
+    full = DynamicCache(config=model.config)
+    run(model, context, full)
+    scores = repetition_scores(model, full, context, request=tokens(4), block=20)
+    cache = BudgetedCache.filled(model.config, full, scores, budget=12, selection=Selection(kernel=1, protect=2))
+    assert cache.lengths.tolist() == [12] * 4
+    run(model, tokens(3), cache)
+    assert cache.lengths.tolist() == [15] * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"scores": [torch.zeros(2, 60)] * 3}, ValueError, "context and scores: have 4 and 3 layers, the model 4"),
+        ({"scores": [torch.zeros(2, 59)] * 4}, ValueError, r"of layer 0 have shape \(2, 59\), must be \(2, 60\)"),
+        ({"scores": [np.zeros((2, 60))] * 4}, TypeError, "of layer 0 must be a tensor, not ndarray"),
+        ({"scores": [torch.full((2, 60), torch.nan)] * 4}, ValueError, r"layer 0: .* = nan"),
+        ({"context": 3}, TypeError, "context: must be a cache of transformers, not int"),
+        ({"context": DynamicCache()}, ValueError, "context and scores: have 0 and 4 layers"),
+        ({"merge": "nearest"}, ValueError, "merge: needs the prompt's forward"),
+        ({"compress": "decode"}, ValueError, "compress: needs the prompt's forward"),
+        ({"selection": "output"}, ValueError, "selection: weighs values, which needs the prompt's forward"),
+        ({"budget": 4}, ValueError, "budget = 4: must be at least 5"),
+    ],
+)
+def test_what_does_not_fill_a_cache_is_refused(change, error, message):
+    model = used("llama")
+    full = DynamicCache(config=model.config)
+    run(model, tokens(60), full)
+    given = {"context": full, "scores": [torch.zeros(2, 60)] * 4, "budget": 12, **change}
+    given.setdefault("selection", Selection(kernel=1, protect=4))
+    with pytest.raises(error, match=message):
+        BudgetedCache.filled(model.config, given.pop("context"), given.pop("scores"), **given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import warnings
 from collections.abc import Iterator
@@ -198,6 +199,11 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             alpha=alpha,
             merge=merge,
         )
+        if rule.score == "repeat":
+            raise ValueError(
+                "selection: score = 'repeat': no prefill makes it; repetition_scores does, and BudgetedCache.filled "
+                "takes what it returns"
+            )
         if rule.value_weight:
             _check_projections(facts, self.compressed_layers)
         for index, layer in enumerate(self.compressed_layers):
@@ -208,6 +214,61 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         self._scoring = False  # whether what follows are continuations to score, which are no chunks of a prompt
         #: The tokens that are held, ``(batch, seen)``, where ``generate`` told. For its next call to compare.
         self.text: torch.Tensor | None = None
+
+    @classmethod
+    def filled(cls, config: Any, context: Cache, scores: Any, **options: Any) -> BudgetedCache:
+        """Return a cache that holds what scores choose of a context that another cache holds whole.
+
+        For contexts whose question is not known yet: :func:`repetition_scores` makes the scores. The selection's
+        pooling, protected positions and sinks hold as always; its own score is not made.
+
+        Parameters
+        ----------
+        config
+            The model's.
+        context
+            A ``DynamicCache`` of the model, that holds the context in every layer. It is left as it is.
+        scores
+            For each layer of the model, ``(kv_heads, n)`` or ``(batch, kv_heads, n)`` float32, finite. None for a layer
+            that is not compressed.
+        **options
+            As for the class. `compress` and `merge` and a selection that weighs values need the prompt's forward.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for the class, and where contexts and scores do not fit it.
+        """
+        for name in ("compress", "merge"):
+            if options.get(name) not in (None, "prompt"):
+                raise ValueError(f"{name}: needs the prompt's forward, which a cache that is filled does not see")
+        rule = options.get("selection")
+        if isinstance(rule, Selection) and rule.score != "window":  # what no prefill makes is given here
+            options["selection"] = dataclasses.replace(rule, score="window")
+        cache = cls(config, **options)
+        if isinstance(rule, Selection):
+            cache._budgets.selection = rule
+        if cache._budgets.selection.value_weight:
+            raise ValueError("selection: weighs values, which needs the prompt's forward; multiply the scores instead")
+        if not isinstance(context, Cache):
+            raise TypeError(f"context: must be a cache of transformers, not {type(context).__name__}")
+        if len(context.layers) != len(cache.layers) or len(scores) != len(cache.layers):
+            raise ValueError(
+                f"context and scores: have {len(context.layers)} and {len(scores)} layers, the model "
+                f"{len(cache.layers)}"
+            )
+        lengths = set()
+        for index, (layer, whole) in enumerate(zip(cache.layers, context.layers, strict=True)):
+            if not isinstance(layer, BudgetedLayer):
+                cache.layers[index] = copy.deepcopy(whole)
+                continue
+            given = _checked_scores(scores[index], whole, index)
+            lengths.add(given.shape[-1])
+            if len(lengths) > 1:
+                raise ValueError(f"context: layers hold {sorted(lengths)} positions, must hold the same number")
+            layer.fill(whole.keys, whole.values, given)
+        cache._seen = lengths.pop() if lengths else int(context.get_seq_length())
+        return cache
 
     # ---- what transformers asks of a cache ----
 
@@ -521,6 +582,22 @@ def _check_projections(facts: Facts | None, layers: tuple[int, ...]) -> None:
             f"selection: weighs values by the model's output projection, and layer {missing[0]} has none within its "
             "attention module; use a rule without value_weight"
         )
+
+
+def _checked_scores(scores: Any, whole: Any, index: int) -> torch.Tensor:
+    """Return scores of a layer's whole context, ``(batch, kv_heads, n)``."""
+    keys = getattr(whole, "keys", None)
+    if type(whole) is not DynamicLayer or not isinstance(keys, torch.Tensor) or keys.dim() != 4:
+        raise ValueError(f"context: layer {index}, a {type(whole).__name__}, does not hold every position's keys")
+    if not isinstance(scores, torch.Tensor):
+        raise TypeError(f"scores: of layer {index} must be a tensor, not {type(scores).__name__}")
+    given = scores[None] if scores.dim() == 2 else scores
+    if given.shape != keys.shape[:3]:
+        raise ValueError(
+            f"scores: of layer {index} have shape {tuple(scores.shape)}, must be {tuple(keys.shape[1:3])}, or "
+            f"{tuple(keys.shape[:3])}"
+        )
+    return given.to(keys.device, torch.float32)
 
 
 def _tokens_seen(layer: Any) -> int | None:

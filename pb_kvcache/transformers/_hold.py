@@ -41,7 +41,7 @@ class Holder:
         How many of them there are, of the shape of `decided`.
     seeds
         Of every sequence, for every head, the attention of the prompt's last queries to those columns, ``(queries,
-        kept)`` or wider.
+        kept)`` or wider. None for a sequence whose attention is not known.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Holder:
         for row, seed in enumerate(seeds):
             for head in range(shape[1]):
                 count = int(counts[row, head])
-                rows = seed[head][:, :count].float().cpu().numpy()
+                rows = None if seed is None else seed[head][:, :count].float().cpu().numpy()
                 self._hold.seed(row * shape[1] + head, held[row, head, :count], rows)
         self._set_counts(counts)
         self._rectangle = 0

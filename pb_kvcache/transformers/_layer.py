@@ -16,7 +16,7 @@ from ._hold import Holder
 from ._merging import merged_rows
 from ._probe import Facts
 from ._ragged import Attend, RaggedRows
-from ._selection import Scoring, choose
+from ._selection import Prompt, Scoring, choose
 from ._value_weights import value_weights
 
 #: Slots that a buffer has beyond what it holds, at least. It grows by an eighth otherwise. Growing copies the layer: at
@@ -66,6 +66,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._mask: torch.Tensor | None = None  # the model's 2-D mask as last seen; None: all tokens
         self._queries: torch.Tensor | None = None  # the last queries of a prompt that comes in chunks
         self._scoring: Scoring | None = None
+        self._given: torch.Tensor | None = None  # (batch, kv_heads, n): scores that come from elsewhere
         self._attention: weakref.ref[torch.nn.Module] | None = None  # the module whose attention this layer serves
         self._holder: Holder | None = None
         self._ragged: RaggedRows | None = None  # in place of the buffers, where heads hold different numbers
@@ -384,8 +385,6 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _end_prompt(self) -> None:
         """Choose what to keep of the prompt, and free the rest."""
-        assert self._queries is not None
-        assert self._scoring is not None
         if self._incoming is not None:
             keys, values = self._incoming
             self._incoming = None
@@ -422,22 +421,16 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             for row in range(batch):
                 where = self._token_columns(row, columns, hold or bool((kept[row] < lengths[row]).any()))
                 try:
+                    prompt = self._prompt_of(row, where, keys, values, weights)
                     picked, method, seed = choose(
-                        self._queries[row],
-                        keys[row] if where is None else keys[row][:, where],
-                        kept[row] if apart and not adakv else int(kept[row].max()),
-                        self.budgets,
-                        self._scoring,
-                        weights=None if weights is None else weights[row] if where is None else weights[row][:, where],
-                        seed=hold,
+                        prompt, kept[row] if apart and not adakv else int(kept[row].max()), self.budgets, seed=hold
                     )
                 except ValueError as error:  # attention that is not finite
                     raise ValueError(
                         f"layer {self.model_layer}: positions of sequence {row} cannot be ranked by the attention to "
                         f"them: {error}"
                     ) from error
-                whole = (keys[row], values[row]) if where is None else (keys[row][:, where], values[row][:, where])
-                merged.append(self._merge_rows(self._queries[row], *whole, picked))
+                merged.append(self._merge_rows(prompt, picked))
                 if apart:
                     picked = [columns_of if where is None else where[columns_of] for columns_of in picked]
                     counts = [len(columns_of) for columns_of in picked]
@@ -466,8 +459,17 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             if self._ragged is not None:
                 self._ragged.columns = []  # the holder knows them
                 self._holder.lay_out(self._ragged.offsets)
-        self._queries = None
+        self._queries = self._given = None
         self._show()
+
+    def fill(self, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor) -> None:
+        """Take in a whole prompt, ``(batch, kv_heads, n, head_dim)``, and choose by scores ``(batch, kv_heads, n)``."""
+        self.lazy_initialization(keys, values)
+        self._incoming = (keys.detach(), values.detach())
+        self.seen = keys.shape[2]
+        self._given = scores
+        with torch.no_grad():
+            self._end_prompt()
 
     def _value_weights(self, values: torch.Tensor) -> torch.Tensor | None:
         """Return what scores are multiplied by, ``(batch, kv_heads, n)``. None: nothing."""
@@ -480,28 +482,38 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             raise RuntimeError(f"layer {self.model_layer}: its output projection is gone; the model was deleted")
         return value_weights(module.get_submodule(name), values, self._queries.shape[1])
 
-    def _merge_rows(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, picked: Any
-    ) -> tuple[Any, Any, Any] | None:
-        """Return the kept rows of one sequence with the others merged into them. None: they stay as they are."""
-        method = self.budgets.merge
-        if method is None:
-            return None
-        assert self._scoring is not None
-        if not self._scoring.plain:
-            raise ValueError(
-                f"merge = {method!r}: layer {self.model_layer} caps its logits or has one without a position, and "
-                "merging knows the softmax of the products alone; leave merge out for this model"
-            )
-        return merged_rows(
-            keys,
-            values,
-            picked,
-            query[:, -min(self.budgets.selection.window, keys.shape[1]) :],
+    def _prompt_of(
+        self,
+        row: int,
+        where: torch.Tensor | None,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        weights: torch.Tensor | None,
+    ) -> Prompt:
+        """Return one sequence's prompt, of which `where` are the columns. None: all."""
+        columns = slice(None) if where is None else where
+        one = keys[row][:, columns]
+        query = None
+        if self._queries is not None:
+            query = self._queries[row][:, -min(self.budgets.selection.window, one.shape[1]) :]
+        return Prompt(
+            one,
+            values[row][:, columns],
+            query,
             self._scoring,
-            method=method,
-            protect=self.budgets.selection.protected,
+            None if weights is None else weights[row][:, columns],
+            None if self._given is None else self._given[row][:, columns],
         )
+
+    def _merge_rows(self, prompt: Prompt, picked: Any) -> tuple[Any, Any, Any] | None:
+        """Return the kept rows of one sequence with the others merged into them. None: they stay as they are."""
+        if self.budgets.merge is None:
+            return None
+        protect = self.budgets.selection.protected
+        try:
+            return merged_rows(prompt, picked, method=self.budgets.merge, protect=protect)
+        except ValueError as error:
+            raise ValueError(f"layer {self.model_layer}: {error}") from error
 
     def _put_merged(self, merged: list[Any]) -> None:
         """Put merged rows in the place of the rows that were copied, and their biases beside them."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from .._merge import merge
 
 if TYPE_CHECKING:
-    from ._selection import Scoring
+    from ._selection import Prompt
 
 #: A head merges only where so many of its rows may take others in: fewer make answers worse.
 LEAST_ROWS = 8
@@ -18,28 +16,15 @@ LEAST_ROWS = 8
 MERGES = {"nearest": "nearest", "fitted": "fitted", "macro": "macro"}
 
 
-def merged_rows(
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    kept: Any,
-    query: torch.Tensor,
-    scoring: Scoring,
-    *,
-    method: str,
-    protect: int,
-) -> tuple[Any, Any, Any] | None:
+def merged_rows(prompt: Prompt, kept: Any, *, method: str, protect: int) -> tuple[Any, Any, Any] | None:
     """Return the kept rows of one sequence with the evicted ones in them, and their biases.
 
     Parameters
     ----------
-    keys, values
-        ``(kv_heads, n, head_dim)``, the whole prompt.
+    prompt
+        The sequence, with its last queries.
     kept
         Positions that stay, ``(kv_heads, k)`` or a vector for each head, ascending.
-    query
-        The prompt's last queries after rotation, ``(q_heads, window or fewer, head_dim)``.
-    scoring
-        What makes attention of their products.
     method
         As :func:`pb_kvcache.merge` names it.
     protect
@@ -49,6 +34,14 @@ def merged_rows(
     -------
     Keys, values and biases, each indexed by head. None where no head has rows enough.
     """
+    query, keys, scoring = prompt.query, prompt.keys, prompt.scoring
+    if query is None or scoring is None:
+        raise ValueError(f"merge = {method!r}: needs the prompt's queries, which this cache is not given")
+    if not scoring.plain:
+        raise ValueError(
+            f"merge = {method!r}: the attention caps its logits or has one without a position, and merging knows the "
+            "softmax of the products alone; leave merge out for this model"
+        )
     kv_heads, n = keys.shape[:2]
     counts = [len(positions) for positions in kept]
     protected = [count if count == n or count - protect < LEAST_ROWS else protect for count in counts]
@@ -56,4 +49,4 @@ def merged_rows(
         return None
     queries = query.unflatten(0, (kv_heads, -1)).flatten(1, 2)
     lse = scoring.normaliser(query, keys).unflatten(0, (kv_heads, -1)).flatten(1, 2)
-    return merge(keys, values, kept, queries, protect=protected, method=method, lse=lse, scale=scoring.scale)
+    return merge(keys, prompt.values, kept, queries, protect=protected, method=method, lse=lse, scale=scoring.scale)

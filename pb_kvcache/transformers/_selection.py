@@ -12,6 +12,7 @@ import torch
 from .._adakv import adakv_budgets
 from .._qk import scores_from_qk
 from .._score import window_scores
+from .._scores import keydiff_scores
 from .._select import select_from_scores
 from .._selection import Selection
 from .._torch_path import reduce_axis
@@ -108,28 +109,27 @@ def reduce_groups(weights: torch.Tensor, kv_heads: int, reduce: str) -> torch.Te
     return reduce_axis(weights.unflatten(-2, (kv_heads, -1)), -2, reduce)
 
 
-def choose(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    keep: int | npt.NDArray[np.int64],
-    budgets: Budgets,
-    scoring: Scoring,
-    *,
-    weights: torch.Tensor | None,
-    seed: bool,
-) -> tuple[Any, str, Any]:
+@dataclass(frozen=True)
+class Prompt:
+    """What one sequence's prompt is in one layer, padding left out."""
+
+    keys: torch.Tensor  # (kv_heads, n, head_dim), after rotation
+    values: torch.Tensor
+    query: torch.Tensor | None  # the last queries after rotation, (q_heads, window or fewer, head_dim). None: not known
+    scoring: Scoring | None  # of them
+    weights: torch.Tensor | None  # what scores are multiplied by, (kv_heads, n). None: nothing
+    scores: torch.Tensor | None = None  # (kv_heads, n), where they come from elsewhere
+
+
+def choose(prompt: Prompt, keep: int | npt.NDArray[np.int64], budgets: Budgets, *, seed: bool) -> tuple[Any, str, Any]:
     """Choose the positions of one sequence.
 
     Parameters
     ----------
-    query
-        Its last queries after rotation, ``(q_heads, window or fewer, head_dim)``.
-    keys
-        ``(kv_heads, n, head_dim)``.
+    prompt
+        The sequence.
     keep
         How many, or how many of each KV head. More than the selection always keeps where it is less than ``n``.
-    weights
-        What scores are multiplied by, ``(kv_heads, n)``. None: nothing.
     seed
         Whether the third answer is wanted.
 
@@ -137,20 +137,20 @@ def choose(
     -------
     The positions ``(kv_heads, keep)``, ascending, or a list of vectors where `keep` is an array. What chose them, in
     words. The attention of the window's queries to them, ``(kv_heads, queries, keep)`` in float32, for a policy to
-    start from: empty where `seed` is false, a list where `keep` is an array.
+    start from: empty where `seed` is false, a list where `keep` is an array, None where there are no queries.
     """
+    keys = prompt.keys
     kv_heads, n = keys.shape[:2]
     rule = budgets.selection
-    query = query[:, -min(rule.window, n) :]
     attention = None
-    if seed or not scoring.plain:
-        attention = scoring.window_weights(query, keys)
+    if prompt.query is not None and prompt.scoring is not None and (seed or not prompt.scoring.plain):
+        attention = prompt.scoring.window_weights(prompt.query, keys)
     each = isinstance(keep, np.ndarray) or budgets.adakv
     if np.all(keep >= n):
         positions: Any = torch.arange(n, device=keys.device).repeat(kv_heads, 1)
         method = "nothing evicted"
     else:
-        scores = _scores(query, keys, attention, rule, scoring)
+        scores, weights = _scores(prompt, attention, rule), prompt.weights
         if budgets.adakv:
             if weights is not None:
                 weights = budgets.ranks.gathered(weights)
@@ -166,17 +166,26 @@ def choose(
         method = "native kernels" if keys.device.type == "cpu" else f"torch on {keys.device.type}"
     if not seed:
         return positions, method, keys.new_empty(0)
-    assert attention is not None
+    if attention is None:
+        return positions, method, None
     rows = reduce_groups(attention.transpose(0, 1), kv_heads, rule.reduce).transpose(0, 1)
     if each:
         return positions, method, [rows[head].index_select(-1, positions[head]) for head in range(kv_heads)]
     return positions, method, rows.gather(-1, positions[:, None].expand(-1, rows.shape[1], -1))
 
 
-def _scores(
-    query: torch.Tensor, keys: torch.Tensor, attention: torch.Tensor | None, rule: Selection, scoring: Scoring
-) -> torch.Tensor:
+def _scores(prompt: Prompt, attention: torch.Tensor | None, rule: Selection) -> torch.Tensor:
     """Return the scores of the positions that are not protected, ``(kv_heads, n - protected)``."""
-    if attention is None:
-        return scores_from_qk(query, keys, scale=scoring.scale, selection=rule)
-    return window_scores(attention, num_kv_heads=keys.shape[0], selection=rule)
+    kv_heads, n = prompt.keys.shape[:2]
+    scored = n - rule.protected
+    if prompt.scores is not None:
+        return prompt.scores[:, :scored].contiguous()
+    if rule.score == "keydiff":
+        return keydiff_scores(prompt.keys)[:, :scored].contiguous()
+    if rule.score != "window":
+        raise ValueError(f"selection: score = {rule.score!r}: not made by the prompt's forward")
+    if attention is not None:
+        return window_scores(attention, num_kv_heads=kv_heads, selection=rule)
+    assert prompt.query is not None
+    assert prompt.scoring is not None
+    return scores_from_qk(prompt.query, prompt.keys, scale=prompt.scoring.scale, selection=rule)
