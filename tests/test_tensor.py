@@ -39,6 +39,8 @@ READERS = {
     "pool_scores": (pb.pool_scores, "scores"),
     "select_top": (lambda x: pb.select_top(x, 3), "scores"),
     "select_from_scores": (lambda x: pb.select_from_scores(x, 10, 5), "scores"),
+    "weights of scores": (lambda x: pb.select_from_scores(torch.ones(4, 5, 60), 10, 5, weights=x), "weights"),
+    "weights of attn": (lambda x: pb.select(torch.ones(4, 10, 3, 60), 9, num_kv_heads=5, weights=x), "weights"),
     "block_select": (lambda x: pb.block_select(x, 16, block_size=8, window=4), "scores"),
     "q": (lambda x: pb.scores_from_qk(x, KEYS), "q"),
     "k": (lambda x: pb.scores_from_qk(KEYS.repeat(2, 1, 1)[:, :3], x), "k"),
