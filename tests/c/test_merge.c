@@ -5,6 +5,7 @@
 
 #include "bits.h"
 #include "check.h"
+#include "environment.h"
 #include "lanes.h"
 
 enum { N = 150, DIM = 21, STRIDE = 24, KEPT = 40, PROTECT = 6, QUERIES = 9, OUT = 23 };
@@ -294,6 +295,33 @@ static void test_far_logits(void)
     CHECK(run(&merge) == PB_KVCACHE_OK && bias[0] == 0.0f && out_keys[0] == 100.0f && out_keys[1] == 0.0f);
 }
 
+/* Other rounding modes and flushed subnormal numbers change last digits, and nothing becomes infinite or NaN. */
+static void test_environments(void)
+{
+    for (unsigned environment = 0; environment < ENVIRONMENTS; ++environment) {
+        for (size_t kind = 0; kind < 3; ++kind) {
+            const pb_kvcache_merge merge = small();
+            fill();
+            for (size_t i = 0; i < N * STRIDE; ++i) {
+                keys[i] *= kind == 0 ? 1.0f : kind == 1 ? 1e-39f : 30.0f;
+                values[i] *= kind == 1 ? 1e-44f : 1.0f;
+            }
+            environment_enter(environment);
+            const pb_kvcache_status status = run(&merge);
+            environment_leave();
+            CHECK(status == PB_KVCACHE_OK);
+            bool good = true;
+            for (size_t i = 0; i < KEPT; ++i) {
+                good = good && is_finite(bias[i]) && (kind > 0 || fabsf(bias[i]) < 20.0f);
+                for (size_t d = 0; d < DIM; ++d) {
+                    good = good && fabsf(out_keys[i * OUT + d]) < 61.0f && fabsf(out_values[i * OUT + d]) < 2.1f;
+                }
+            }
+            CHECK(good);
+        }
+    }
+}
+
 /* Every instruction set makes the same products. */
 static void test_levels(void)
 {
@@ -415,6 +443,7 @@ int main(void)
     test_ties();
     test_identity();
     test_far_logits();
+    test_environments();
     test_levels();
     test_refusals();
     return END();
