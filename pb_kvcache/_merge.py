@@ -252,7 +252,7 @@ class _Head:
     def kept_rows(self) -> tuple[Any, Any, Any]:
         """Return the kept rows as they are, and no bias."""
         at = self.vector(self.kept)
-        return self.keys[at], self.values[at], self.vector(0.0, len(self.kept))
+        return _rows(self.keys, at), _rows(self.values, at), self.vector(0.0, len(self.kept))
 
     def lse(self) -> Any:
         """Return the log of every query's softmax denominator, over all keys where none was given."""
@@ -313,7 +313,7 @@ def _nearest(head: _Head, fitted: bool) -> tuple[Any, Any, Any]:
 
     # Every row's nearest one, and the mean of its shares.
     at = head.vector(head.kept[:free])
-    old_keys, old_values = as_float32(head.keys[at]), as_float32(head.values[at])
+    old_keys, old_values = as_float32(_rows(head.keys, at)), as_float32(_rows(head.values, at))
     directions = _directions(xp, old_keys).T
     nearest = head.vector(np.empty(head.n, np.int64))
     mean = head.vector(0.0, head.n)
@@ -337,10 +337,12 @@ def _nearest(head: _Head, fitted: bool) -> tuple[Any, Any, Any]:
     leaving = leaving[order]
     for start in range(0, len(leaving), _COLUMNS):
         rows = leaving[start : start + _COLUMNS]
-        labels, weight = nearest[rows], mean[rows]
+        labels, weight = _rows(nearest, rows), _rows(mean, rows)
         _add_rows(head, more, labels, weight)
-        _add_rows(head, more_keys, labels, as_float32(_rows(head.keys, rows)) * weight[:, None])
-        _add_rows(head, more_values, labels, as_float32(_rows(head.values, rows)) * weight[:, None])
+        for source, sums in ((head.keys, more_keys), (head.values, more_values)):
+            addends = as_float32(_rows(source, rows))  # a copy
+            addends *= weight[:, None]
+            _add_rows(head, sums, labels, addends)
 
     # The kept rows become means with what they took in.
     own = mean[at]
