@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -251,7 +252,7 @@ class _Head:
     def kept_rows(self) -> tuple[Any, Any, Any]:
         """Return the kept rows as they are, and no bias."""
         at = self.vector(self.kept)
-        return self.keys[at], self.values[at], self.vector(0.0, len(self.kept))
+        return _rows(self.keys, at), _rows(self.values, at), self.vector(0.0, len(self.kept))
 
     def lse(self) -> Any:
         """Return the log of every query's softmax denominator, over all keys where none was given."""
@@ -312,7 +313,7 @@ def _nearest(head: _Head, fitted: bool) -> tuple[Any, Any, Any]:
 
     # Every row's nearest one, and the mean of its shares.
     at = head.vector(head.kept[:free])
-    old_keys, old_values = as_float32(head.keys[at]), as_float32(head.values[at])
+    old_keys, old_values = as_float32(_rows(head.keys, at)), as_float32(_rows(head.values, at))
     directions = _directions(xp, old_keys).T
     nearest = head.vector(np.empty(head.n, np.int64))
     mean = head.vector(0.0, head.n)
@@ -320,7 +321,7 @@ def _nearest(head: _Head, fitted: bool) -> tuple[Any, Any, Any]:
     output = xp.zeros((len(head.scaled), width), **_like(old_keys))
     for block in head.blocks():
         keys = as_float32(head.keys[block])
-        nearest[block] = head.product(keys, directions).argmax(axis=1)
+        nearest[block] = _nearest_columns(head.product(keys, directions))
         shares = head.shares(keys)
         mean[block] = shares.mean(axis=0)
         if fitted:
@@ -336,10 +337,12 @@ def _nearest(head: _Head, fitted: bool) -> tuple[Any, Any, Any]:
     leaving = leaving[order]
     for start in range(0, len(leaving), _COLUMNS):
         rows = leaving[start : start + _COLUMNS]
-        labels, weight = nearest[rows], mean[rows]
+        labels, weight = _rows(nearest, rows), _rows(mean, rows)
         _add_rows(head, more, labels, weight)
-        _add_rows(head, more_keys, labels, as_float32(head.keys[rows]) * weight[:, None])
-        _add_rows(head, more_values, labels, as_float32(head.values[rows]) * weight[:, None])
+        for source, sums in ((head.keys, more_keys), (head.values, more_values)):
+            addends = as_float32(_rows(source, rows))  # a copy
+            addends *= weight[:, None]
+            _add_rows(head, sums, labels, addends)
 
     # The kept rows become means with what they took in.
     own = mean[at]
@@ -466,6 +469,18 @@ def _turned(head: _Head, rotary: Callable[[Any, Any], Any], keys: Any, positions
     return turned
 
 
+def _rows(rows: Any, at: Any) -> Any:
+    """Return the rows at some indices, in half the time of ``rows[at]`` or less."""
+    return rows.index_select(0, at) if is_torch(rows) else rows.take(at, axis=0)
+
+
+def _nearest_columns(cosines: Any) -> Any:
+    """Return the column of the highest number of every row, the lower of two."""
+    if is_torch(cosines) and cosines.device.type in NATIVE_DEVICES:
+        return torch_module().from_numpy(cosines.numpy().argmax(axis=1))  # torch's own takes eleven times as long
+    return cosines.argmax(axis=1)
+
+
 def _directions(xp: Any, keys: Any) -> Any:
     """Return keys of length 1. One of zeros stays, whose cosines are 0."""
     largest = xp.amax(xp.abs(keys), axis=1)[:, None]
@@ -550,7 +565,12 @@ def _kinds(value: Any, keys: Any) -> str:
 
 def _finite(name: str, value: Any) -> None:
     """Refuse elements that are NaN or infinite."""
-    wrong = ~(torch_module().isfinite(value) if is_torch(value) else np.isfinite(value))
+    if is_torch(value):
+        if math.isfinite(float(value.sum(dtype=torch_module().float32))):  # so are all: isfinite takes 60 times as long
+            return
+        wrong = ~torch_module().isfinite(value)
+    else:
+        wrong = ~np.isfinite(value)
     if bool(wrong.any()):
         first = tuple(np.argwhere(_as_array(wrong))[0].tolist())
         raise ValueError(f"{name}[{', '.join(map(str, first))}] = {float(value[first])}: every element must be finite")

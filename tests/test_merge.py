@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pb_kvcache import _merge, _tensor, merge
+from pb_kvcache._errors import status_text
+from pb_kvcache._native import ffi, lib
 
 from . import reference_merge
 
@@ -406,3 +408,67 @@ def test_another_device_gives_the_same_without_addresses(method, monkeypatch):
     assert_close([one.numpy() for one in found], expected, 1e-4)
     with pytest.raises(TypeError, match=r"^values: must be a torch tensor of float32, .* not torch.float64"):
         merge(tensors[0], tensors[1].double(), *tensors[2:], protect=7, method=method)
+
+
+def by_c(keys, values, kept, queries, protect, lse=None):
+    """Return what the C function makes of one head of float32 rows, whose rows need not lie side by side."""
+    n, head_dim = keys.shape
+    kept = np.ascontiguousarray(kept, np.uint32)
+    merged, outputs = np.empty((2, len(kept), head_dim), np.float32)
+    bias = np.empty(len(kept), np.float32)
+
+    def floats(array):
+        return ffi.NULL if array is None else ffi.cast("float *", array.ctypes.data)
+
+    head = {
+        "keys": floats(keys),
+        "values": floats(values),
+        "row_stride": keys.strides[0] // 4,
+        "n": n,
+        "head_dim": head_dim,
+        "kept": ffi.cast("uint32_t *", kept.ctypes.data),
+        "num_kept": len(kept),
+        "protect": protect,
+        "queries": floats(queries),
+        "num_queries": len(queries),
+        "lse": floats(lse),
+        "scale": head_dim**-0.5,
+    }
+    given, size = ffi.new("pb_kvcache_merge *", head), ffi.new("size_t *")
+    assert lib.pb_kvcache_merge_workspace_size(given, size) == 0
+    workspace = np.empty(size[0], np.uint8)
+    status = lib.pb_kvcache_merge_nearest(
+        given,
+        ffi.cast("void *", workspace.ctypes.data),
+        workspace.size,
+        floats(merged),
+        floats(outputs),
+        head_dim,
+        merged.size,
+        floats(bias),
+        bias.size,
+    )
+    assert status == 0, status_text(status)
+    return merged, outputs, bias
+
+
+@given(st.integers(0, 10**6), st.integers(1, 200), st.integers(1, 40), st.integers(1, 9), st.data())
+def test_c_gives_what_arrays_give(seed, n, head_dim, queries, data):
+    kept = data.draw(st.integers(1, n))
+    protect = data.draw(st.integers(0, kept))
+    keys, values, rows, asked = layer(seed, 1, n, head_dim, kept, queries)
+    lse = np.full((1, queries), 6, np.float32) if data.draw(st.booleans()) else None
+    expected = merge(keys, values, rows, asked, protect=protect, lse=lse)
+    apart = np.zeros((2, n, head_dim + 3), np.float32)
+    apart[0, :, :head_dim], apart[1, :, :head_dim] = keys[0], values[0]
+    found = by_c(
+        apart[0, :, :head_dim], apart[1, :, :head_dim], rows[0], asked[0], protect, None if lse is None else lse[0]
+    )
+    assert_close([one[None] for one in found], expected)
+
+
+def test_c_gives_what_arrays_give_of_a_whole_layer():
+    keys, values, rows, queries = layer(20, 2, 3000, 64, 400, 96)
+    expected = merge(keys, values, rows, queries, protect=32)
+    found = [by_c(keys[h], values[h], rows[h], queries[h], 32) for h in range(2)]
+    assert_close(tuple(zip(*found, strict=True)), expected)
