@@ -81,10 +81,11 @@ def repetition_scores(
     """Let a model repeat a context that it has read, and return the largest attention that each position gets.
 
     It tells what to keep of a context before the questions are known. The context is fed again in blocks, each behind
-    the request to repeat it, and every block starts from the context alone. That costs about two more prefills. The
-    queries of the request count as well. The attention is the model's own, over the whole context and the block. The
-    paper's code differs there: it takes the softmax over the part of the context that a block repeats. For a context of
-    one block both are the same.
+    the request to repeat it, and every block starts from the context alone. That costs 2.4 times the prefill
+    (SmolLM2-135M, 1,024 tokens, one thread of an EPYC). The queries of the request count as well.
+
+    The attention is the model's own, over the whole context and the block. The paper's code differs there: it takes the
+    softmax over the part of the context that a block repeats. For a context of one block both are the same.
 
     Parameters
     ----------
