@@ -20,9 +20,12 @@ from transformers.pytorch_utils import Conv1D
 
 from ._attention import LAYER_MARK, as_added
 from ._ranks import Ranks
+from ._rotary import LAYOUTS, rotation_of, watch
 
 #: Tokens of the probe: the fewest that causality shows in.
 _TOKENS = 2
+#: Equal hidden states that tell how a rotation pairs dimensions.
+_EQUAL_TOKENS = 3
 #: Names of the argument that takes a cache: of releases from 5.24 on, and before.
 CACHE_NAMES = ("cache", "past_key_values")
 
@@ -48,6 +51,10 @@ class Facts:
     layers: dict[int, LayerFacts]
     #: Ranks that the heads of a layer are divided over.
     ranks: Ranks = field(default_factory=Ranks)
+    #: The class of the attention modules of these layers.
+    attention: type[torch.nn.Module] | None = None
+    #: How their rotary embedding pairs dimensions: one of LAYOUTS. None: they have none that is known.
+    layout: str | None = None
 
 
 @dataclass
@@ -59,6 +66,7 @@ class _Seen:
     attentions: int = 0
     facts: LayerFacts | None = None
     fault: str = ""
+    attention: type[torch.nn.Module] | None = None
 
 
 class _EnoughError(Exception):
@@ -112,6 +120,7 @@ class _WatchedLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
         """Do the attention as the model asks for it, and compare it with what a compressed cache would ask for."""
         self.seen.attentions += 1
         asked = stock(module, query, key, value, mask, **options)
+        self.seen.attention = type(module)
         self._watch_projection(module, query.shape[1] * value.shape[-1])
         new = query.shape[-2]
         causal = torch.ones(new, new, dtype=torch.bool, device=query.device).tril_()[None, None]
@@ -218,7 +227,73 @@ def probe(model: PreTrainedModel, *, compare_with: str | None) -> Facts:
     if answer is None:
         like = {layer.kind: layer.seen.facts for layer in watched.values() if layer.seen.facts is not None}
         facts = {index: like[layer.kind] for index, layer in watched.items()}
-    return Facts(facts, Ranks.of(model))
+    kind = next((layer.seen.attention for layer in watched.values() if layer.seen.attention is not None), None)
+    return Facts(facts, Ranks.of(model), kind, None if kind is None else _layout(model, kind))
+
+
+class _AlikeLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
+    """The stock layer, whose attention module is given equal hidden states. The forward ends with its attention.
+
+    The queries of all positions are then equal before their rotation. That tells how it pairs dimensions.
+    """
+
+    watches = True
+    layout: str | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        keys = keys.view(keys.shape)
+        setattr(keys, LAYER_MARK, self)
+        return keys, values
+
+    def watch(self, module: torch.nn.Module, stock: Any, query: torch.Tensor, *_: Any) -> Any:
+        unlike: dict[str, float] = {}
+        for layout in LAYOUTS:
+            rotation = rotation_of(module, 0, layout)
+            if rotation is not None and rotation.dims <= query.shape[-1]:
+                before = rotation.before(query[0])
+                unlike[layout] = float((before - before[:, :1]).abs().max() / before.abs().max())
+        best = min(unlike, key=unlike.__getitem__, default=None)
+        if best is not None and unlike[best] <= 64 * torch.finfo(query.dtype).eps:
+            self.layout = best
+        raise _EnoughError
+
+
+def _first_repeated(
+    _: torch.nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Let the hidden states of every position be the first one's: a forward pre-hook."""
+    hidden = options.get("hidden_states", inputs[0] if inputs else None)
+    if isinstance(hidden, torch.Tensor) and hidden.dim() == 3:
+        hidden = hidden[:, :1].expand_as(hidden)
+        if "hidden_states" in options:
+            options = {**options, "hidden_states": hidden}
+        else:
+            inputs = (hidden, *inputs[1:])
+    return inputs, options
+
+
+def _layout(model: PreTrainedModel, kind: type[torch.nn.Module]) -> str | None:
+    """Return how the rotary embedding of the attention modules of a class pairs dimensions, and let them note it."""
+    handles = watch(model, kind)
+    of_kind = [module for module in model.modules() if type(module) is kind]
+    alike_hooks = [module.register_forward_pre_hook(_first_repeated, with_kwargs=True) for module in of_kind]
+    cache = DynamicCache(config=model.config)
+    alike = _AlikeLayer()
+    for index, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer:
+            cache.layers[index] = alike
+            break
+    with _quiet(model), contextlib.suppress(Exception):  # what fails here has no rotation that is known
+        _forward(model, cache, tokens=_EQUAL_TOKENS)
+    for handle in alike_hooks:
+        handle.remove()
+    if alike.layout is None:
+        for handle in handles:
+            handle.remove()
+    return alike.layout
 
 
 def _kinds(model: PreTrainedModel, num_layers: int) -> list[Any]:
@@ -284,13 +359,13 @@ def _reason(seen: _Seen) -> str:
     return seen.fault
 
 
-def _forward(model: PreTrainedModel, cache: Any) -> torch.Tensor:
+def _forward(model: PreTrainedModel, cache: Any, *, tokens: int = _TOKENS) -> torch.Tensor:
     """Return the hidden states after a few tokens: without the head, which has no cache and may be most of the work."""
     decoder = model.base_model
     parameters = inspect.signature(type(decoder).forward).parameters
     name = next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[0])
     config = model.config.get_text_config(decoder=True)
-    ids = torch.arange(1, _TOKENS + 1, device=_device(model)) % config.vocab_size
+    ids = torch.arange(1, tokens + 1, device=_device(model)) % config.vocab_size
     return decoder(input_ids=ids[None], use_cache=True, **{name: cache})[0]
 
 

@@ -14,6 +14,7 @@ from ._cache import BudgetedCache
 from ._generation import METHODS, Generate, WarnOfPlainForwards
 from ._probe import facts_of, remember, switch
 from ._probe import probe as run_probe
+from ._rotary import noting_modules, stop_noting, watch
 
 _Model = TypeVar("_Model")
 
@@ -80,6 +81,9 @@ def use(model: _Model, attention: str | None = None, *, probe: bool = True, **op
         if probe and facts_of(inner.config) is None:
             declared = inner._supports_attention_backend and inner._can_set_attn_implementation()
             remember(inner.config, run_probe(inner, compare_with=None if declared else attention))
+        facts = facts_of(inner.config)
+        if facts is not None and facts.attention is not None and facts.layout is not None:
+            watch(inner, facts.attention)
         if options:
             BudgetedCache(inner.config, **options)  # a bad option is refused now
     except BaseException:
@@ -104,6 +108,7 @@ def compressed(model: _Model, attention: str | None = None, *, probe: bool = Tru
     current = implementation(inner.config)
     names = [method.name for method in (Generate, *METHODS)] + [_HOOK]
     before = {name: inner.__dict__[name] for name in names if name in inner.__dict__}
+    noting = {id(module) for module in noting_modules(inner)}
     use(model, attention, probe=probe, **(options or {"budget": None}))
     try:
         yield model
@@ -113,6 +118,7 @@ def compressed(model: _Model, attention: str | None = None, *, probe: bool = Tru
         for name in names:
             inner.__dict__.pop(name, None)
         inner.__dict__.update(before)
+        stop_noting(module for module in noting_modules(inner) if id(module) not in noting)
         if current is not None:
             switch(inner, current)
 
