@@ -123,6 +123,11 @@ class QueryMoments:
         self._refuse_none()
         return float32(self._squares / self.count)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        return 0 if self._mean is None else int(self._mean.nbytes + self._squares.nbytes)
+
     def _refuse_none(self) -> None:
         if self.count == 0:
             raise ValueError("count = 0: add queries before asking for their moments")

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import pb_kvcache.transformers._merging  # noqa: E402
 from pb_kvcache import HeadPlan, Selection, merge  # noqa: E402
 from pb_kvcache.transformers import BudgetedCache  # noqa: E402
 
@@ -69,6 +70,17 @@ def rows_of(layer, head: int, count: int):
     return layer._key_buffer[0, head, :count], layer._value_buffer[0, head, :count], bias
 
 
+def turning(model):
+    """Return a function that turns keys by the model's own rotary embedding."""
+
+    def turn(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        cos, sin = model.model.rotary_emb(keys[None], positions[None])
+        crossed = torch.cat([-keys[:, keys.shape[1] // 2 :], keys[:, : keys.shape[1] // 2]], dim=1)
+        return keys * cos[0] + crossed * sin[0]
+
+    return turn
+
+
 def lse_of(query: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:
     """Return the log of what each of the last queries divides by, one at a time, ``(q_heads, window)``."""
     window, n, group = query.shape[1], keys.shape[1], query.shape[0] // keys.shape[0]
@@ -82,8 +94,15 @@ def lse_of(query: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tenso
 
 @pytest.mark.parametrize("options", [{"budget": 20}, {"plan": PLAN}], ids=["rows", "heads"])
 @pytest.mark.parametrize("method", ["nearest", "fitted", "macro"])
-def test_rows_and_biases_are_those_of_merge(method, options):
+def test_rows_and_biases_are_those_of_merge(method, options, monkeypatch):
     model = used("llama")
+    asked = []
+
+    def spy(*arguments, **named):
+        asked.append((arguments[3], named["lse"]))
+        return merge(*arguments, **named)
+
+    monkeypatch.setattr(pb_kvcache.transformers._merging, "merge", spy)
     full = Masked("llama")
     prompt = tokens(80)
     full(prompt)
@@ -95,6 +114,17 @@ def test_rows_and_biases_are_those_of_merge(method, options):
         window = query[:, -6:]
         queries = window.unflatten(0, (2, 2)).flatten(1, 2)
         lse = lse_of(window, key, 8**-0.5).unflatten(0, (2, 2)).flatten(1, 2)
+        if not asked:  # no head of the first layers has rows enough
+            continue
+        of_merge, of_lse = asked.pop(0)
+        torch.testing.assert_close(of_merge[:, :12], queries, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(of_lse[:, :12], lse, atol=1e-4, rtol=1e-4)
+        assert of_merge.shape[1] == (12 + 96 if method == "fitted" else 12)
+        for head in range(2):  # the prompt's queries see all of it
+            whole = torch.logsumexp(of_merge[head, 12:].double() @ key[head].double().mT * 8**-0.5, -1)
+            torch.testing.assert_close(of_lse[head, 12:].double(), whole, atol=1e-4, rtol=1e-4)
+        queries, lse = of_merge, of_lse
+        rotary = turning(model) if method == "macro" else None
         for head in range(2):
             at = cache.positions(layer)[0, head]
             at = at[at >= 0]
@@ -107,6 +137,7 @@ def test_rows_and_biases_are_those_of_merge(method, options):
                 protect=protect,
                 method=method,
                 lse=lse[head : head + 1],
+                rotary=rotary,
             )
             got = rows_of(cache.layers[layer], head, len(at))
             for mine, theirs in zip(got, want, strict=True):

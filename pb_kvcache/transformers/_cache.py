@@ -204,6 +204,15 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
                 "selection: score = 'repeat': no prefill makes it; repetition_scores does, and BudgetedCache.filled "
                 "takes what it returns"
             )
+        if rule.score in ("expected", "mixed") and (facts is None or facts.layout is None):
+            raise ValueError(
+                f"selection: score = {rule.score!r}: needs the prompt's queries before rotation, and "
+                + (
+                    "use(model) finds how to get them; call it, with its probe, before the cache is made"
+                    if facts is None
+                    else "this model's attention is not told of a rotary embedding that is known"
+                )
+            )
         if rule.value_weight:
             _check_projections(facts, self.compressed_layers)
         for index, layer in enumerate(self.compressed_layers):

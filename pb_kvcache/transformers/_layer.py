@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -15,7 +16,9 @@ from ._budgets import Budgets
 from ._hold import Holder
 from ._merging import merged_rows
 from ._probe import Facts
+from ._prompt_queries import PromptQueries
 from ._ragged import Attend, RaggedRows
+from ._rotary import rotation_of
 from ._selection import Prompt, Scoring, choose
 from ._value_weights import value_weights
 
@@ -66,6 +69,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._mask: torch.Tensor | None = None  # the model's 2-D mask as last seen; None: all tokens
         self._queries: torch.Tensor | None = None  # the last queries of a prompt that comes in chunks
         self._scoring: Scoring | None = None
+        self._before: list[PromptQueries] = []  # of every sequence, while the prompt is read and where it is wanted
         self._given: torch.Tensor | None = None  # (batch, kv_heads, n): scores that come from elsewhere
         self._attention: weakref.ref[torch.nn.Module] | None = None  # the module whose attention this layer serves
         self._holder: Holder | None = None
@@ -168,6 +172,8 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._columns, self._slot_valid = pick(self._columns), pick(self._slot_valid)
             self._queries, self._mask = pick(self._queries), pick(self._mask)
         order = rows.cpu().numpy()
+        if self._before:
+            self._before = [copy.deepcopy(self._before[row]) for row in order]
         if self.decided is not None:
             self.decided = self.decided[order]
             self.ran = [self.ran[row] for row in order]
@@ -372,6 +378,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _read_prompt(self, query: torch.Tensor, scoring: Scoring) -> None:
         """Take in what a forward brought of the prompt. Without chunks the prompt ends with it."""
         self._scoring = scoring
+        self._note_queries(query)
         if self.budgets.chunked:
             if self._incoming is not None:
                 self._append(*self._incoming)
@@ -382,6 +389,44 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         self._queries = query[:, :, -self.budgets.selection.window :]
         self._end_prompt()
+
+    def _note_queries(self, query: torch.Tensor) -> None:
+        """Remember what scores and merging need of the prompt's queries before rotation, of each sequence apart."""
+        wants_moments = self.budgets.selection.score in ("expected", "mixed")
+        if not wants_moments and self.budgets.merge not in ("fitted", "macro"):
+            return
+        module = None if self._attention is None else self._attention()
+        layout = None if self._facts is None else self._facts.layout
+        batch, new = query.shape[0], query.shape[2]
+        rotations = [
+            None if module is None or layout is None else rotation_of(module, row, layout) for row in range(batch)
+        ]
+        if any(rotation is None or rotation.positions != new for rotation in rotations):
+            if wants_moments:
+                raise ValueError(
+                    f"layer {self.model_layer}: was not told the rotation of its {new} positions, which the score "
+                    f"{self.budgets.selection.score!r} needs"
+                )
+            return  # the window's queries alone
+        if not self._before:
+            assert self._incoming is not None or self._key_buffer is not None
+            heads = self._heads
+            sample = self.budgets.merge == "fitted"
+            self._before = [PromptQueries(heads, moments=wants_moments, sample=sample) for _ in range(batch)]
+        for row, (rotation, before) in enumerate(zip(rotations, self._before, strict=True)):
+            assert rotation is not None
+            if self._mask is None:
+                before.add(query[row], rotation)
+                continue
+            columns = self._mask[row, self.seen - new : self.seen].nonzero().squeeze(-1)
+            before.add(query[row][:, columns], rotation.part(columns))
+
+    @property
+    def _heads(self) -> int:
+        """KV heads of the prompt that is being read."""
+        keys = self._key_buffer if self._incoming is None else self._incoming[0]
+        assert keys is not None
+        return int(keys.shape[1])
 
     def _end_prompt(self) -> None:
         """Choose what to keep of the prompt, and free the rest."""
@@ -460,6 +505,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
                 self._ragged.columns = []  # the holder knows them
                 self._holder.lay_out(self._ragged.offsets)
         self._queries = self._given = None
+        self._before = []
         self._show()
 
     def fill(self, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor) -> None:
@@ -503,6 +549,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._scoring,
             None if weights is None else weights[row][:, columns],
             None if self._given is None else self._given[row][:, columns],
+            self._before[row] if self._before else None,
         )
 
     def _merge_rows(self, prompt: Prompt, picked: Any) -> tuple[Any, Any, Any] | None:
@@ -632,6 +679,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         if twin._holder is not None and twin._ragged is not None:
             twin._holder.lay_out(twin._ragged.offsets)
         twin.ran = list(self.ran)
+        twin._before = copy.deepcopy(self._before)
         twin._show()
         return twin
 
@@ -645,7 +693,8 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Bytes of every tensor and policy that this layer holds, spare room included."""
         tensors = [self._key_buffer, self._value_buffer, self._bias_buffer, self._columns, self._slot_valid]
         tensors.append(self._queries)
-        held: int = sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
+        before = sum(queries.nbytes for queries in self._before)
+        held: int = before + sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
         held += 0 if self._ragged is None else self._ragged.nbytes
         return held + (self._holder.nbytes if self._holder is not None else 0)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .._merge import merge
 
 if TYPE_CHECKING:
@@ -49,4 +51,24 @@ def merged_rows(prompt: Prompt, kept: Any, *, method: str, protect: int) -> tupl
         return None
     queries = query.unflatten(0, (kv_heads, -1)).flatten(1, 2)
     lse = scoring.normaliser(query, keys).unflatten(0, (kv_heads, -1)).flatten(1, 2)
-    return merge(keys, prompt.values, kept, queries, protect=protected, method=method, lse=lse, scale=scoring.scale)
+    rotary = None
+    if prompt.before is not None:
+        rotary = prompt.before.rotary
+        if method == "fitted":
+            sample = prompt.before.sample()
+            of_sample = [
+                torch.logsumexp(one @ keys[head].float().mT * scoring.scale, dim=-1) for head, one in enumerate(sample)
+            ]
+            queries = torch.cat([queries.float(), sample], dim=1)
+            lse = torch.cat([lse, torch.stack(of_sample)], dim=1)
+    return merge(
+        keys,
+        prompt.values,
+        kept,
+        queries.to(keys.dtype),
+        protect=protected,
+        method=method,
+        lse=lse,
+        scale=scoring.scale,
+        rotary=rotary,
+    )

@@ -44,6 +44,11 @@ class Rotation:
         self.cos, self.sin = cos.float(), sin.float()
 
     @property
+    def positions(self) -> int:
+        """Positions."""
+        return int(self.cos.shape[0])
+
+    @property
     def dims(self) -> int:
         """Dimensions that are turned. The others come after them."""
         return int(2 * self.cos.shape[-1])
@@ -54,6 +59,12 @@ class Rotation:
             return vectors
         turned, others = vectors[..., : self.dims], vectors[..., self.dims :]
         return torch.cat([turned[..., 0::2], turned[..., 1::2], others], dim=-1)
+
+    def part(self, positions: slice | torch.Tensor) -> Rotation:
+        """Return that of some of the positions."""
+        twin = object.__new__(Rotation)
+        twin.layout, twin.cos, twin.sin = self.layout, self.cos[positions], self.sin[positions]
+        return twin
 
     def before(self, vectors: torch.Tensor) -> torch.Tensor:
         """Return what vectors ``(..., n, head_dim)`` were before the rotation, float32, in the layout "half"."""
@@ -76,6 +87,14 @@ def turned(vectors: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     first, second = vectors[..., : dims // 2], vectors[..., dims // 2 : dims]
     crossed = torch.cat([-second, first], dim=-1)
     return torch.cat([vectors[..., :dims] * cos + crossed * sin, vectors[..., dims:]], dim=-1)
+
+
+def in_model_order(vectors: torch.Tensor, dims: int, layout: str) -> torch.Tensor:
+    """Return vectors of the layout "half" with the `dims` that are turned in the order of another."""
+    if layout == "half":
+        return vectors
+    first, second = vectors[..., : dims // 2], vectors[..., dims // 2 : dims]
+    return torch.cat([torch.stack([first, second], dim=-1).flatten(-2), vectors[..., dims:]], dim=-1)
 
 
 class Course:
@@ -112,17 +131,28 @@ class Course:
         ValueError
             Fewer than two positions were seen.
         """
+        if self._last is None:
+            raise ValueError("prompt: has no position")
+        at = torch.arange(1, count + 1, device=self._last.device, dtype=torch.float64)[:, None]
+        angles = self._last.angle() + at * self._each()
+        size = self._last.abs()
+        cos, sin = (torch.cat([wave * size] * 2, dim=-1).float() for wave in (angles.cos(), angles.sin()))
+        return cos, sin
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines of turning by so many positions, ``(m, dims)`` float32, each angle twice."""
+        angles = positions.double()[:, None] * self._each()
+        cos, sin = (torch.cat([wave] * 2, dim=-1).float() for wave in (angles.cos(), angles.sin()))
+        return cos, sin
+
+    def _each(self) -> torch.Tensor:
+        """Return the angle that each pair of dimensions turns by from one position to the next."""
         if self._first is None or self._last is None or self._step is None:
             raise ValueError("prompt: has one position, must have two or more to tell how the next ones are rotated")
         step, whole = self._step.angle(), (self._last * self._first.conj()).angle()
         steps = self._seen - 1
         turns = torch.round((step * steps - whole) / (2 * torch.pi))
-        each = (whole + 2 * torch.pi * turns) / steps
-        at = torch.arange(1, count + 1, device=each.device, dtype=torch.float64)[:, None]
-        angles = self._last.angle() + at * each
-        size = self._last.abs()
-        cos, sin = (torch.cat([wave * size] * 2, dim=-1).float() for wave in (angles.cos(), angles.sin()))
-        return cos, sin
+        return (whole + 2 * torch.pi * turns) / steps
 
 
 @not_compiled

@@ -12,13 +12,14 @@ import torch
 from .._adakv import adakv_budgets
 from .._qk import scores_from_qk
 from .._score import window_scores
-from .._scores import keydiff_scores
+from .._scores import keydiff_scores, mixed_scores
 from .._select import select_from_scores
 from .._selection import Selection
 from .._torch_path import reduce_axis
 
 if TYPE_CHECKING:
     from ._budgets import Budgets
+    from ._prompt_queries import PromptQueries
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class Prompt:
     scoring: Scoring | None  # of them
     weights: torch.Tensor | None  # what scores are multiplied by, (kv_heads, n). None: nothing
     scores: torch.Tensor | None = None  # (kv_heads, n), where they come from elsewhere
+    before: PromptQueries | None = None  # what is known of its queries before rotation
 
 
 def choose(prompt: Prompt, keep: int | npt.NDArray[np.int64], budgets: Budgets, *, seed: bool) -> tuple[Any, str, Any]:
@@ -182,10 +184,16 @@ def _scores(prompt: Prompt, attention: torch.Tensor | None, rule: Selection) -> 
         return prompt.scores[:, :scored].contiguous()
     if rule.score == "keydiff":
         return keydiff_scores(prompt.keys)[:, :scored].contiguous()
-    if rule.score != "window":
-        raise ValueError(f"selection: score = {rule.score!r}: not made by the prompt's forward")
-    if attention is not None:
-        return window_scores(attention, num_kv_heads=kv_heads, selection=rule)
     assert prompt.query is not None
     assert prompt.scoring is not None
-    return scores_from_qk(prompt.query, prompt.keys, scale=prompt.scoring.scale, selection=rule)
+    expected = None
+    if rule.score in ("expected", "mixed"):
+        assert prompt.before is not None
+        expected = prompt.before.expected(prompt.keys, prompt.scoring.scale)[:, :scored].contiguous()
+        if rule.score == "expected":
+            return expected
+    if attention is not None:
+        window = window_scores(attention, num_kv_heads=kv_heads, selection=rule)
+    else:
+        window = scores_from_qk(prompt.query, prompt.keys, scale=prompt.scoring.scale, selection=rule)
+    return window if expected is None else mixed_scores(window, expected)
