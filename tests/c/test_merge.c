@@ -396,6 +396,9 @@ static void test_refusals(void)
     REFUSED(merge.n = 0, PB_KVCACHE_ERROR_HEADS);
     REFUSED(merge.head_dim = 0, PB_KVCACHE_ERROR_HEADS);
     REFUSED(merge.num_queries = 0, PB_KVCACHE_ERROR_HEADS);
+#if SIZE_MAX > UINT32_MAX
+    REFUSED(merge.n = (size_t)UINT32_MAX + 1, PB_KVCACHE_ERROR_TOO_LARGE);
+#endif
     REFUSED(merge.head_dim = SIZE_MAX / 16, PB_KVCACHE_ERROR_TOO_LARGE);
     REFUSED(merge.num_queries = SIZE_MAX / 8, PB_KVCACHE_ERROR_TOO_LARGE);
     REFUSED(merge.row_stride = SIZE_MAX / 8, PB_KVCACHE_ERROR_TOO_LARGE);
@@ -425,6 +428,19 @@ static void test_refusals(void)
     queries[0] = 3e38f;
     keys[0] = 3e38f;
     REFUSED((void)0, PB_KVCACHE_ERROR_LOGIT);
+    fill();
+    queries[0] = 1e15f;
+    keys[0] = 1e15f;
+    REFUSED(merge.scale = 1e30f, PB_KVCACHE_ERROR_LOGIT);
+    for (size_t j = 0; j < N; ++j) {
+        keys[j * STRIDE] = 0.0f;
+    }
+    for (size_t q = 0; q < QUERIES; ++q) {
+        queries[q * DIM] = 0.0f;
+    }
+    queries[0] = -1e15f; /* no query's largest product is too large, but that of a kept row far below 0 is */
+    keys[kept[0] * STRIDE] = 1e15f;
+    REFUSED(merge.scale = 1e30f, PB_KVCACHE_ERROR_LOGIT);
     fill();
     lse[3] = -3e38f;
     REFUSED(merge.lse = lse, PB_KVCACHE_ERROR_LOGIT);
