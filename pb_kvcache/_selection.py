@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from ._checks import integer, shown
+from ._checks import integer, real, shown
 from ._options import POOLING, REDUCE, at_least, choice, pooling_options
 
 #: What gives a position its score. :func:`select` makes the first itself, from the window's attention.
@@ -45,6 +45,11 @@ class Selection:
         ``"window"``: the window's attention. ``"expected"``, ``"mixed"``, ``"keydiff"`` and ``"repeat"`` name scores
         that are made elsewhere and given to :func:`select_from_scores`.
 
+    second_hop
+        Of the positions that are not always kept, the share that goes to those which the others attended to themselves:
+        the attention of their own queries, weighted by their scores. For prompts whose facts hang together in chains. A
+        cache needs the whole prompt at once for it, and the array functions do not have its queries.
+
     Raises
     ------
     TypeError, ValueError
@@ -67,6 +72,7 @@ class Selection:
     reduce: str = "mean"
     edge: str = "count"
     score: str = "window"
+    second_hop: float = 0.0
 
     #: The rules that have a name. "snapkv": arXiv 2404.14469.
     NAMES: ClassVar[tuple[str, ...]] = ("snapkv", "output", "mixed")
@@ -87,6 +93,11 @@ class Selection:
             raise TypeError(f"value_weight = {shown(self.value_weight)}: must be True or False")
         choice("reduce", self.reduce, REDUCE)
         choice("score", self.score, dict.fromkeys(SCORES))
+        store("second_hop", real("second_hop", self.second_hop))
+        if not 0 <= self.second_hop < 1:
+            raise ValueError(f"second_hop = {self.second_hop:g}: must be 0 or more and below 1")
+        if self.score in ("keydiff", "repeat") and self.second_hop:
+            raise ValueError(f"second_hop = {self.second_hop:g}: goes by attention, and score = {self.score!r} is none")
         if self.score == "keydiff" and self.value_weight:
             raise ValueError("value_weight = True: weighs scores of 0 and more, and score = 'keydiff' has others")
 
@@ -147,6 +158,8 @@ class Selection:
         ]
         if self.sinks:
             parts.append(f"first {self.sinks} kept")
+        if self.second_hop:
+            parts.append(f"{self.second_hop:g} of them by a second hop")
         return ", ".join([*parts, f"{self.reduce} over a group"])
 
     def __str__(self) -> str:
@@ -236,6 +249,16 @@ def _remembered(**fields: Any) -> Selection:
     return Selection(**fields)
 
 
+def _first_hop(rule: Selection) -> Selection:
+    """Refuse a rule with a second hop where the queries are not at hand."""
+    if rule.second_hop:
+        raise ValueError(
+            f"selection: has second_hop = {rule.second_hop:g}, which needs the prompt's queries; a cache of "
+            "pb_kvcache.transformers has them"
+        )
+    return rule
+
+
 def rule_for(selection: Selection | str | None, queries: int, n: int, **options: Any) -> Selection:
     """Return the rule of a call that has the attention of so many queries to `n` positions, which is its window.
 
@@ -251,6 +274,7 @@ def rule_for(selection: Selection | str | None, queries: int, n: int, **options:
         rule = rule_of(selection, **options)
         if queries != min(rule.window, n):
             raise ValueError(f"selection: has a window of {rule.window}, must be the number of queries, {queries}")
+    _first_hop(rule)
     if rule.protected >= n:
         name = "window" if rule.protect is None else "protect"
         raise ValueError(f"{name} = {rule.protected}: must be greater than 0 and smaller than n = {n}")
@@ -267,7 +291,7 @@ def rule_of_scores(selection: Selection | str | None, *, protect: int | None, **
     """
     if selection is None and protect is None:
         raise TypeError("protect: must be given, or a selection, which says it")
-    return rule_of(selection, protect=protect, **options)
+    return _first_hop(rule_of(selection, protect=protect, **options))
 
 
 def require_window_score(rule: Selection) -> None:

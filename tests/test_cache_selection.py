@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from pb_kvcache import HeadPlan, Selection  # noqa: E402
+from pb_kvcache import HeadPlan, Selection, select, select_from_scores  # noqa: E402
 from pb_kvcache.transformers import BudgetedCache, repetition_scores, use  # noqa: E402
 from pb_kvcache.transformers._probe import facts_of  # noqa: E402
 from pb_kvcache.transformers._value_weights import value_weights  # noqa: E402
@@ -370,3 +370,65 @@ def test_what_does_not_fill_a_cache_is_refused(change, error, message):
     given.setdefault("selection", Selection(kernel=1, protect=4))
     with pytest.raises(error, match=message):
         BudgetedCache.filled(model.config, given.pop("context"), given.pop("scores"), **given)
+
+
+# ---- A second hop ----
+
+
+@pytest.mark.parametrize("options", [{"budget": 20}, {"plan": "heads"}, {"budget": 20, "heads": "adakv"}])
+@pytest.mark.parametrize(("family", "attention"), [("llama", "sdpa"), ("gpt2", "sdpa"), ("gpt-oss", "eager")])
+def test_a_second_hop_keeps_what_the_first_one_attended_to(family, attention, options):
+    model = used(family, attention)
+    prompt, share = tokens(60), 0.4
+    attentions, values, _ = whole_attention(family, prompt)
+    rule = Selection(window=10, kernel=1, protect=4, sinks=1, second_hop=share)
+    layers = BudgetedCache(model.config, budget=20, selection=rule).compressed_layers
+    kv_heads = values[layers[0]].shape[0]
+    if "plan" in options:
+        options = {"plan": HeadPlan(np.random.default_rng(1).integers(8, 30, (len(layers), kv_heads)))}
+    cache = BudgetedCache(model.config, selection=rule, **options)
+    first = BudgetedCache(model.config, selection=Selection(window=10, kernel=1, protect=4, sinks=1), **options)
+    run(model, prompt, cache)
+    run(model, prompt, first)
+    assert cache.head_lengths.tolist() == first.head_lengths.tolist()
+    differ = 0
+    for layer in layers:
+        scores = reference_select.window_scores(attentions[layer][:, -10:], kv_heads, protect=4)
+        group = len(attentions[layer]) // kv_heads
+        for head in range(kv_heads):
+            held = cache.positions(layer)[0, head]
+            held = held[held >= 0].tolist()
+            hops = int(share * (len(held) - 5))
+            once = reference_select.select_from_scores(scores[head : head + 1], [len(held) - hops], 4, 1, sinks=1)[0]
+            heads = attentions[layer][head * group : (head + 1) * group].mean(axis=0)
+            reached = [sum(scores[head][i] * heads[i, j] for i in once if i < 56) for j in range(56)]
+            for i in once[:-4]:
+                reached[i] = -1.0
+            want = sorted(once + reference_select.top(reached, hops))
+            assert held == want
+            differ += held != first.positions(layer)[0, head][: len(held)].tolist()
+    assert differ > 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"second_hop": 1}, "second_hop = 1: must be 0 or more and below 1"),
+        ({"second_hop": -0.1}, "second_hop = -0.1"),
+        ({"second_hop": 0.2, "score": "keydiff"}, "goes by attention, and score = 'keydiff' is none"),
+    ],
+)
+def test_second_hops_that_make_no_sense_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Selection(**fields)
+
+
+def test_a_second_hop_is_of_a_cache_that_sees_the_whole_prompt():
+    rule = Selection(second_hop=0.25)
+    with pytest.raises(ValueError, match="second_hop: needs the queries of the whole prompt at once"):
+        BudgetedCache(used("llama").config, budget=40, selection=rule, compress="decode")
+    with pytest.raises(ValueError, match=r"has second_hop = 0\.25, which needs the prompt's queries"):
+        select_from_scores(np.zeros((2, 50), np.float32), 40, selection=rule)
+    with pytest.raises(ValueError, match=r"has second_hop = 0\.25, which needs the prompt's queries"):
+        select(np.ones((2, 32, 50), np.float32), 40, num_kv_heads=1, selection=rule)
+    assert "0.25 of them by a second hop" in str(rule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from typing import Any
@@ -65,6 +66,10 @@ class Budgets:
         self.selection = selection
         self.hold = choice("decode", decode, _HOLDS)
         self.chunked = choice("compress", compress, _CHUNKED)
+        if selection.second_hop and self.chunked:
+            raise ValueError(
+                "second_hop: needs the queries of the whole prompt at once; use compress='prompt', or no second hop"
+            )
         self.adakv = heads is not None and choice("heads", heads, _HEADS)
         self.merge = None if merge is None else choice("merge", merge, MERGES)
         self.alpha = real("alpha", alpha)
@@ -253,6 +258,11 @@ class Budgets:
     def _shares(self) -> int:
         """How many budgets there are."""
         return math.prod(self._shape)
+
+    @property
+    def first_hop(self) -> Selection:
+        """The selection without its second hop."""
+        return dataclasses.replace(self.selection, second_hop=0.0) if self.selection.second_hop else self.selection
 
     def forget(self) -> None:
         """Forget the prompt. The next one may have another batch size or another dtype."""

@@ -68,6 +68,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._slot_valid: torch.Tensor | None = None  # (batch, prompt_slots), bool; None: all
         self._mask: torch.Tensor | None = None  # the model's 2-D mask as last seen; None: all tokens
         self._queries: torch.Tensor | None = None  # the last queries of a prompt that comes in chunks
+        self._all_queries: torch.Tensor | None = None  # of the prompt, while positions are chosen
         self._scoring: Scoring | None = None
         self._before: list[PromptQueries] = []  # of every sequence, while the prompt is read and where it is wanted
         self._given: torch.Tensor | None = None  # (batch, kv_heads, n): scores that come from elsewhere
@@ -388,7 +389,9 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._queries = queries[:, :, -window:].clone()
             return
         self._queries = query[:, :, -self.budgets.selection.window :]
+        self._all_queries = query if self.budgets.selection.second_hop else None
         self._end_prompt()
+        self._all_queries = None
 
     def _note_queries(self, query: torch.Tensor) -> None:
         """Remember what scores and merging need of the prompt's queries before rotation, of each sequence apart."""
@@ -550,6 +553,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             None if weights is None else weights[row][:, columns],
             None if self._given is None else self._given[row][:, columns],
             self._before[row] if self._before else None,
+            None if self._all_queries is None else self._all_queries[row][:, columns],
         )
 
     def _merge_rows(self, prompt: Prompt, picked: Any) -> tuple[Any, Any, Any] | None:

@@ -16,6 +16,7 @@ from .._scores import keydiff_scores, mixed_scores
 from .._select import select_from_scores
 from .._selection import Selection
 from .._torch_path import reduce_axis
+from ._second_hop import with_second_hop
 
 if TYPE_CHECKING:
     from ._budgets import Budgets
@@ -44,6 +45,10 @@ class Scoring:
             options.get("softcap"),
             None if sinks is None else sinks.detach(),
         )
+
+    def of_heads(self, heads: slice) -> Scoring:
+        """Return that of some of the query heads."""
+        return self if self.sinks is None else Scoring(self.scale, self.softcap, self.sinks[heads])
 
     @property
     def plain(self) -> bool:
@@ -121,6 +126,7 @@ class Prompt:
     weights: torch.Tensor | None  # what scores are multiplied by, (kv_heads, n). None: nothing
     scores: torch.Tensor | None = None  # (kv_heads, n), where they come from elsewhere
     before: PromptQueries | None = None  # what is known of its queries before rotation
+    queries: torch.Tensor | None = None  # all of them, (q_heads, n, head_dim), where a second hop needs them
 
 
 def choose(prompt: Prompt, keep: int | npt.NDArray[np.int64], budgets: Budgets, *, seed: bool) -> tuple[Any, str, Any]:
@@ -143,7 +149,7 @@ def choose(prompt: Prompt, keep: int | npt.NDArray[np.int64], budgets: Budgets, 
     """
     keys = prompt.keys
     kv_heads, n = keys.shape[:2]
-    rule = budgets.selection
+    rule, second_hop = budgets.first_hop, budgets.selection.second_hop
     attention = None
     if prompt.query is not None and prompt.scoring is not None and (seed or not prompt.scoring.plain):
         attention = prompt.scoring.window_weights(prompt.query, keys)
@@ -162,9 +168,13 @@ def choose(prompt: Prompt, keep: int | npt.NDArray[np.int64], budgets: Budgets, 
             keep = budgets.ranks.own(together)
             if weights is not None:
                 weights = budgets.ranks.part(weights)
-        positions = select_from_scores(
-            scores, keep.tolist() if isinstance(keep, np.ndarray) else keep, selection=rule, weights=weights
-        )
+        asked = keep.tolist() if isinstance(keep, np.ndarray) else keep
+        if second_hop:
+            of_heads = asked if isinstance(asked, list) else [asked] * kv_heads
+            positions = with_second_hop(prompt, scores, of_heads, rule, second_hop, weights)
+            positions = positions if each else torch.stack(positions)
+        else:
+            positions = select_from_scores(scores, asked, selection=rule, weights=weights)
         method = "native kernels" if keys.device.type == "cpu" else f"torch on {keys.device.type}"
     if not seed:
         return positions, method, keys.new_empty(0)
