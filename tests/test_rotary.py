@@ -86,7 +86,7 @@ class Spy(PromptQueries):
 @pytest.mark.parametrize("scaling", SCALED)
 def test_queries_before_rotation_are_the_projections(scaling, monkeypatch):
     model = use(built(SCALED[scaling]))
-    assert facts_of(model.config).layout == "half"
+    assert {layer.layout for layer in facts_of(model.config).layers.values()} == {"half"}
     monkeypatch.setattr("pb_kvcache.transformers._layer.PromptQueries", Spy)
     ids = tokens(90, batch=2)
     mask = torch.ones(2, 90, dtype=torch.long)
@@ -138,24 +138,38 @@ def test_neighbours_may_be_the_pairs():
 
 
 LAYOUTS = {
-    "llama": ("half", lambda: transformers.LlamaConfig(**SIZES)),
-    "qwen3": ("half", lambda: transformers.Qwen3Config(**SIZES, head_dim=8)),
-    "phi": ("half", lambda: transformers.PhiConfig(**SIZES | {"num_key_value_heads": 4}, partial_rotary_factor=0.5)),
-    "glm": ("interleaved", lambda: transformers.GlmConfig(**SIZES, head_dim=8)),
-    "cohere": ("interleaved", lambda: transformers.CohereConfig(**SIZES)),
-    "gpt2": (None, lambda: transformers.GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4)),
+    "llama": (["half"] * 4, lambda: transformers.LlamaConfig(**SIZES)),
+    "qwen3": (["half"] * 4, lambda: transformers.Qwen3Config(**SIZES, head_dim=8)),
+    "phi": (
+        ["half"] * 4,
+        lambda: transformers.PhiConfig(**SIZES | {"num_key_value_heads": 4}, partial_rotary_factor=0.5),
+    ),
+    "glm": (["interleaved"] * 4, lambda: transformers.GlmConfig(**SIZES, head_dim=8)),
+    "cohere": (["interleaved"] * 4, lambda: transformers.CohereConfig(**SIZES)),
+    "gpt2": (["unturned"] * 2, lambda: transformers.GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4)),
+    "smollm3": (["half"] * 3 + ["unturned"], lambda: transformers.SmolLM3Config(**SIZES)),
+    "hunyuan": ([None] * 4, lambda: transformers.HunYuanDenseV1Config(**SIZES, head_dim=8)),
 }
 
 
 @pytest.mark.parametrize("family", LAYOUTS)
 def test_the_probe_tells_how_dimensions_are_paired(family):
-    layout, config = LAYOUTS[family]
+    layouts, config = LAYOUTS[family]
+    if VERSION < (5, 0) and family in ("smollm3", "hunyuan"):
+        pytest.skip("a family of newer releases")
     torch.manual_seed(2)
-    model = use(transformers.AutoModelForCausalLM.from_config(config()).eval())
-    assert facts_of(model.config).layout == layout
-    assert bool(noting_modules(model)) == (layout is not None)
-    if layout is None:
-        with pytest.raises(ValueError, match="score = 'mixed': needs the prompt's queries before rotation, and this"):
+    model = transformers.AutoModelForCausalLM.from_config(config()).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "query_layernorm" in name:
+                parameter.uniform_(0.5, 2)
+    use(model)
+    assert [layer.layout for layer in facts_of(model.config).layers.values()] == layouts
+    assert bool(noting_modules(model)) == ("half" in layouts or "interleaved" in layouts)
+    if None in layouts:
+        with pytest.raises(
+            ValueError, match=r"score = 'mixed': needs .* and how layer 0 of this model rotates them is"
+        ):
             BudgetedCache(model.config, budget=40, selection="mixed")
         return
     cache = BudgetedCache(model.config, budget=20, selection=Selection(window=8, kernel=1, protect=4, score="expected"))

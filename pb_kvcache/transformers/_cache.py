@@ -204,15 +204,8 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
                 "selection: score = 'repeat': no prefill makes it; repetition_scores does, and BudgetedCache.filled "
                 "takes what it returns"
             )
-        if rule.score in ("expected", "mixed") and (facts is None or facts.layout is None):
-            raise ValueError(
-                f"selection: score = {rule.score!r}: needs the prompt's queries before rotation, and "
-                + (
-                    "use(model) finds how to get them; call it, with its probe, before the cache is made"
-                    if facts is None
-                    else "this model's attention is not told of a rotary embedding that is known"
-                )
-            )
+        if rule.score in ("expected", "mixed"):
+            _check_layouts(facts, self.compressed_layers, rule.score)
         if rule.value_weight:
             _check_projections(facts, self.compressed_layers)
         for index, layer in enumerate(self.compressed_layers):
@@ -590,6 +583,21 @@ def _check_projections(facts: Facts | None, layers: tuple[int, ...]) -> None:
         raise ValueError(
             f"selection: weighs values by the model's output projection, and layer {missing[0]} has none within its "
             "attention module; use a rule without value_weight"
+        )
+
+
+def _check_layouts(facts: Facts | None, layers: tuple[int, ...], score: str) -> None:
+    """Refuse a score that needs queries before rotation where a layer's rotation is not known."""
+    if facts is None:
+        raise ValueError(
+            f"selection: score = {score!r}: needs the prompt's queries before rotation, and use(model) finds how to "
+            "get them; call it, with its probe, before the cache is made"
+        )
+    missing = [layer for layer in layers if facts.layers[layer].layout is None]
+    if missing:
+        raise ValueError(
+            f"selection: score = {score!r}: needs the prompt's queries before rotation, and how layer {missing[0]} of "
+            "this model rotates them is not known"
         )
 
 

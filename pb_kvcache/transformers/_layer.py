@@ -399,12 +399,12 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         if not wants_moments and self.budgets.merge not in ("fitted", "macro"):
             return
         module = None if self._attention is None else self._attention()
-        layout = None if self._facts is None else self._facts.layout
+        layout = None if self._facts is None else self._facts.layers[self.model_layer].layout
         batch, new = query.shape[0], query.shape[2]
         rotations = [
-            None if module is None or layout is None else rotation_of(module, row, layout) for row in range(batch)
+            None if module is None or layout is None else rotation_of(module, row, layout, new) for row in range(batch)
         ]
-        if any(rotation is None or rotation.positions != new for rotation in rotations):
+        if any(rotation is None for rotation in rotations):
             if wants_moments:
                 raise ValueError(
                     f"layer {self.model_layer}: was not told the rotation of its {new} positions, which the score "

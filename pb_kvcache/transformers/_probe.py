@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ._attention import LAYER_MARK, as_added
 from ._ranks import Ranks
-from ._rotary import LAYOUTS, rotation_of, watch
+from ._rotary import LAYOUTS, UNTURNED, note, rotation_of, watch
 
 #: Tokens of the probe: the fewest that causality shows in.
 _TOKENS = 2
@@ -41,6 +41,8 @@ class LayerFacts:
     value_dtype: torch.dtype
     #: The name that the output projection has within the attention module. None: there is none that was seen.
     projection: str | None = None
+    #: How its rotary embedding pairs dimensions: one of LAYOUTS. None: not known.
+    layout: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,8 @@ class Facts:
     layers: dict[int, LayerFacts]
     #: Ranks that the heads of a layer are divided over.
     ranks: Ranks = field(default_factory=Ranks)
-    #: The class of the attention modules of these layers.
-    attention: type[torch.nn.Module] | None = None
-    #: How their rotary embedding pairs dimensions: one of LAYOUTS. None: they have none that is known.
-    layout: str | None = None
+    #: The classes of the attention modules of these layers.
+    attention: tuple[type[torch.nn.Module], ...] = ()
 
 
 @dataclass
@@ -227,18 +227,27 @@ def probe(model: PreTrainedModel, *, compare_with: str | None) -> Facts:
     if answer is None:
         like = {layer.kind: layer.seen.facts for layer in watched.values() if layer.seen.facts is not None}
         facts = {index: like[layer.kind] for index, layer in watched.items()}
-    kind = next((layer.seen.attention for layer in watched.values() if layer.seen.attention is not None), None)
-    return Facts(facts, Ranks.of(model), kind, None if kind is None else _layout(model, kind))
+    classes = {layer.seen.attention: None for layer in watched.values() if layer.seen.attention is not None}
+    layouts = _layouts(model, tuple(classes), {index: layer.kind for index, layer in watched.items()})
+    facts = {index: replace(known, layout=layouts.get(index)) for index, known in facts.items()}
+    return Facts(facts, Ranks.of(model), tuple(classes))
 
 
 class _AlikeLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
-    """The stock layer, whose attention module is given equal hidden states. The forward ends with its attention.
+    """The stock layer, whose attention module is given equal hidden states.
 
-    The queries of all positions are then equal before their rotation. That tells how it pairs dimensions.
+    The queries of all positions are then equal before their rotation. That tells how it pairs dimensions. `kind` and
+    `others` are those of :class:`_WatchedLayer`.
     """
 
     watches = True
-    layout: str | None = None
+
+    def __init__(self, kind: Any, others: dict[int, _AlikeLayer]) -> None:
+        super().__init__()
+        self.kind = kind
+        self.layout: str | None = None
+        self.done = False
+        self._others = others
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -248,17 +257,31 @@ class _AlikeLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
         setattr(keys, LAYER_MARK, self)
         return keys, values
 
-    def watch(self, module: torch.nn.Module, stock: Any, query: torch.Tensor, *_: Any) -> Any:
+    def watch(
+        self,
+        module: torch.nn.Module,
+        stock: Callable[..., Any],
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        additive: bool,
+        options: dict[str, Any],
+    ) -> Any:
+        """Compare the queries of the positions, as they are and before each rotation."""
+        tolerance = 64 * torch.finfo(query.dtype).eps
         unlike: dict[str, float] = {}
         for layout in LAYOUTS:
-            rotation = rotation_of(module, 0, layout)
+            rotation = rotation_of(module, 0, layout, query.shape[2])
             if rotation is not None and rotation.dims <= query.shape[-1]:
                 before = rotation.before(query[0])
                 unlike[layout] = float((before - before[:, :1]).abs().max() / before.abs().max())
-        best = min(unlike, key=unlike.__getitem__, default=None)
-        if best is not None and unlike[best] <= 64 * torch.finfo(query.dtype).eps:
-            self.layout = best
-        raise _EnoughError
+        self.layout = next((layout for layout in LAYOUTS if unlike.get(layout, 1.0) <= tolerance), None)
+        self.done = True
+        kinds = {other.kind for other in self._others.values() if other.done} - {None}
+        if all(other.done or other.kind in kinds for other in self._others.values()):
+            raise _EnoughError
+        return stock(module, query, key, value, mask, **options)
 
 
 def _first_repeated(
@@ -275,25 +298,27 @@ def _first_repeated(
     return inputs, options
 
 
-def _layout(model: PreTrainedModel, kind: type[torch.nn.Module]) -> str | None:
-    """Return how the rotary embedding of the attention modules of a class pairs dimensions, and let them note it."""
-    handles = watch(model, kind)
-    of_kind = [module for module in model.modules() if type(module) is kind]
+def _layouts(
+    model: PreTrainedModel, classes: tuple[type[torch.nn.Module], ...], kinds: dict[int, Any]
+) -> dict[int, str | None]:
+    """Return how the rotary embedding of each watched layer pairs dimensions, and let attention modules note it."""
+    handles = watch(model, classes)
+    of_kind = [module for module in model.modules() if type(module) in classes]
     alike_hooks = [module.register_forward_pre_hook(_first_repeated, with_kwargs=True) for module in of_kind]
     cache = DynamicCache(config=model.config)
-    alike = _AlikeLayer()
-    for index, layer in enumerate(cache.layers):
-        if type(layer) is DynamicLayer:
-            cache.layers[index] = alike
-            break
+    layers: dict[int, _AlikeLayer] = {}
+    for index, kind in kinds.items():
+        cache.layers[index] = layers[index] = _AlikeLayer(kind, layers)
     with _quiet(model), contextlib.suppress(Exception):  # what fails here has no rotation that is known
         _forward(model, cache, tokens=_EQUAL_TOKENS)
     for handle in alike_hooks:
         handle.remove()
-    if alike.layout is None:
+    of_done = {layer.kind: layer.layout for layer in layers.values() if layer.done and layer.kind is not None}
+    found = {index: layer.layout if layer.done else of_done.get(layer.kind) for index, layer in layers.items()}
+    if not set(found.values()) - {None, UNTURNED}:
         for handle in handles:
             handle.remove()
-    return alike.layout
+    return found
 
 
 def _kinds(model: PreTrainedModel, num_layers: int) -> list[Any]:
@@ -319,7 +344,8 @@ def _kind(name: str, module: torch.nn.Module) -> Any:
     plain = (bool, int, float, str, type(None))
     attributes = {key: value for key, value in vars(module).items() if isinstance(value, plain)}
     shapes = tuple((key, tuple(value.shape)) for key, value in module.named_parameters(recurse=False))
-    own = "forward" in vars(module) or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+    before = [hook for hook in module._forward_pre_hooks.values() if hook is not note]
+    own = "forward" in vars(module) or bool(module._forward_hooks) or bool(before)
     return (
         name,
         type(module),

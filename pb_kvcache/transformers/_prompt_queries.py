@@ -92,6 +92,8 @@ class PromptQueries:
                 f"{self._seen}"
             )
         cos, sin = self._course.next(EXPECTED_POSITIONS)
+        if not cos.shape[-1]:  # nothing is turned: by an angle of 0
+            cos, sin = keys.new_ones(1, 2).float(), keys.new_zeros(1, 2).float()
         halves = Rotation(cos, sin, self._layout).halves(keys)
         mean = torch.as_tensor(self._moments.mean, device=keys.device)
         covariance = torch.as_tensor(self._moments.covariance, device=keys.device)

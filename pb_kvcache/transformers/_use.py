@@ -14,7 +14,7 @@ from ._cache import BudgetedCache
 from ._generation import METHODS, Generate, WarnOfPlainForwards
 from ._probe import facts_of, remember, switch
 from ._probe import probe as run_probe
-from ._rotary import noting_modules, stop_noting, watch
+from ._rotary import UNTURNED, noting_modules, stop_noting, watch
 
 _Model = TypeVar("_Model")
 
@@ -82,7 +82,7 @@ def use(model: _Model, attention: str | None = None, *, probe: bool = True, **op
             declared = inner._supports_attention_backend and inner._can_set_attn_implementation()
             remember(inner.config, run_probe(inner, compare_with=None if declared else attention))
         facts = facts_of(inner.config)
-        if facts is not None and facts.attention is not None and facts.layout is not None:
+        if facts is not None and any(layer.layout not in (None, UNTURNED) for layer in facts.layers.values()):
             watch(inner, facts.attention)
         if options:
             BudgetedCache(inner.config, **options)  # a bad option is refused now
