@@ -168,7 +168,7 @@ def test_the_probe_tells_how_dimensions_are_paired(family):
     assert bool(noting_modules(model)) == ("half" in layouts or "interleaved" in layouts)
     if None in layouts:
         with pytest.raises(
-            ValueError, match=r"score = 'mixed': needs .* and how layer 0 of this model rotates them is"
+            ValueError, match=r"score = 'mixed': needs .* how layer 0 of this model rotates"
         ):
             BudgetedCache(model.config, budget=40, selection="mixed")
         return
