@@ -61,7 +61,7 @@ static void fetch(const unsigned char *row, size_t bytes)
 static void move_rows(unsigned char *target, ptrdiff_t target_stride, unsigned char *head, ptrdiff_t stride,
                       size_t bytes, const uint32_t *indices, size_t count)
 {
-    const bool dense = stride == (ptrdiff_t)bytes && target_stride == stride; /* neighbours can move together */
+    const bool dense = stride == (ptrdiff_t)bytes; /* and so is the target: neighbours can move together */
     size_t to = 0;
     while (target == head && target_stride == stride && to < count && indices[to] == to) {
         ++to;

@@ -179,16 +179,12 @@ static pb_kvcache_status output_of(const output *out, const uint32_t *budgets, s
         *first = any ? out->indices + first_head * out->indices_stride : NULL;
         return status;
     }
-    /* One row of all of them */
+    /* One row of all of them: no more than the heads' scores, whose bytes fit */
     size_t total = 0;
     for (size_t head = first_head; head < end_head; ++head) {
-        if (!pb_kvcache_priv_add(total, budgets[head] < n ? budgets[head] : n, &total)) {
-            return PB_KVCACHE_ERROR_TOO_LARGE;
-        }
+        total += budgets[head] < n ? budgets[head] : n;
     }
-    if (!pb_kvcache_priv_mul(total, sizeof *out->indices, bytes)) {
-        return PB_KVCACHE_ERROR_TOO_LARGE;
-    }
+    *bytes = total * sizeof *out->indices;
     if (!pb_kvcache_priv_aligned(out->offsets, sizeof *out->offsets)) {
         return PB_KVCACHE_ERROR_ALIGNMENT;
     }

@@ -389,6 +389,10 @@ static void test_refusals(void)
           == PB_KVCACHE_ERROR_OVERLAP);
     CHECK(MERGED(&merge, workspace, needed, (float *)(void *)workspace, out_values, OUT, all, bias, KEPT)
           == PB_KVCACHE_ERROR_OVERLAP);
+    memset(keys + kept[0] * STRIDE, 0, DIM * sizeof(float)); /* a key without a direction takes its ties */
+    CHECK(run(&merge) == PB_KVCACHE_OK && out_values[0] == out_values[0] && bias[0] == bias[0]);
+    fill();
+    clear();
     REFUSED(merge.keys = NULL, PB_KVCACHE_ERROR_NULL);
     REFUSED(merge.values = NULL, PB_KVCACHE_ERROR_NULL);
     REFUSED(merge.queries = NULL, PB_KVCACHE_ERROR_NULL);
@@ -399,7 +403,11 @@ static void test_refusals(void)
 #if SIZE_MAX > UINT32_MAX
     REFUSED(merge.n = (size_t)UINT32_MAX + 1, PB_KVCACHE_ERROR_TOO_LARGE);
 #endif
+#if SIZE_MAX > UINT32_MAX
+    REFUSED(merge.num_kept = (size_t)UINT32_MAX + 1, PB_KVCACHE_ERROR_TOO_LARGE);
+#endif
     REFUSED(merge.head_dim = SIZE_MAX / 16, PB_KVCACHE_ERROR_TOO_LARGE);
+    REFUSED(merge.num_queries = SIZE_MAX / 4 - 16, PB_KVCACHE_ERROR_TOO_LARGE); /* its bytes fit, the sum does not */
     REFUSED(merge.num_queries = SIZE_MAX / 8, PB_KVCACHE_ERROR_TOO_LARGE);
     REFUSED(merge.row_stride = SIZE_MAX / 8, PB_KVCACHE_ERROR_TOO_LARGE);
     REFUSED(merge.row_stride = DIM - 1, PB_KVCACHE_ERROR_STRIDE);
@@ -411,6 +419,13 @@ static void test_refusals(void)
     memcpy(&merge.keys, &odd, sizeof odd);
     const float *askew = merge.keys;
     REFUSED(merge.keys = askew, PB_KVCACHE_ERROR_ALIGNMENT);
+    REFUSED(merge.queries = askew, PB_KVCACHE_ERROR_ALIGNMENT);
+    float *odd_out;
+    odd = (const unsigned char *)(const void *)out_keys + 2;
+    memcpy(&odd_out, &odd, sizeof odd);
+    merge = small();
+    CHECK(MERGED(&merge, workspace, needed, odd_out, out_values, OUT, all, bias, KEPT) == PB_KVCACHE_ERROR_ALIGNMENT);
+    CHECK(MERGED(&merge, workspace, needed, out_keys, out_values, OUT, all, odd_out, KEPT) == PB_KVCACHE_ERROR_ALIGNMENT);
     REFUSED(merge.lse = askew, PB_KVCACHE_ERROR_ALIGNMENT);
     kept[7] = kept[6];
     REFUSED((void)0, PB_KVCACHE_ERROR_INDEX);

@@ -869,6 +869,37 @@ static void test_edge(void)
     CHECK(pools_to(&one, 1, PB_KVCACHE_POOL_AVERAGE, SIZE_MAX / 2, kernel, &share));
 }
 
+/* The window's own positions compete: what is refused and converted before the window is so inside of it. */
+static void test_inside(void)
+{
+    enum { COLUMNS = 6 };
+    const uint16_t halves[2][COLUMNS] = {{0x3400, 0x3400, 0x3400, 0, 0x3400, 0}, {0x3400, 0, 0, 0, 0x3800, 0x3400}};
+    pb_kvcache_attention attn = {.data = halves, .dtype = PB_KVCACHE_FLOAT16, .num_q_heads = 1, .num_kv_heads = 1,
+                                 .window = 2, .n = COLUMNS, .head_stride = 2 * COLUMNS, .row_stride = COLUMNS};
+    const float means[5] = {0.25f, 0.125f, 0.125f, 0.0f, 0.375f};
+    float scores[5];
+    unsigned char workspace[512];
+    CHECK(pb_kvcache_window_scores(&attn, PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 1, 0, 1, workspace,
+                                   sizeof workspace, scores, 5, 5)
+          == PB_KVCACHE_OK);
+    CHECK(memcmp(scores, means, sizeof means) == 0);
+    float floats[2][COLUMNS] = {{.25f, .25f, .25f, 0, .25f, 0}, {.25f, 0, 0, 0, -.5f, .25f}};
+    attn.data = floats;
+    attn.dtype = PB_KVCACHE_FLOAT32;
+    CHECK(pb_kvcache_window_scores(&attn, PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_LOWEST, 1, 0, 1, workspace,
+                                   sizeof workspace, scores, 5, 5)
+          == PB_KVCACHE_ERROR_ATTN_VALUE);
+    floats[1][4] = NAN;
+    CHECK(pb_kvcache_window_scores(&attn, PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_REFUSE, 1, 0, 1, workspace,
+                                   sizeof workspace, scores, 5, 5)
+          == PB_KVCACHE_ERROR_ATTN_VALUE);
+    CHECK(memcmp(scores, means, sizeof means) == 0);
+    CHECK(pb_kvcache_window_scores(&attn, PB_KVCACHE_REDUCE_MEAN, PB_KVCACHE_NAN_LOWEST, 1, 0, 1, workspace,
+                                   sizeof workspace, scores, 5, 5)
+          == PB_KVCACHE_OK);
+    CHECK(scores[4] == -HUGE_VALF && scores[0] == means[0]);
+}
+
 /* A row in which every logit is too large, and one in which none is left beside NaN: nothing but lowest scores. */
 static void test_lowest(void)
 {
@@ -1086,6 +1117,7 @@ int main(void)
     test_refusals();
     test_absent_scores();
     test_edge();
+    test_inside();
     test_lowest();
     test_lowest_of_a_group();
     test_compact();
