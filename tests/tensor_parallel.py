@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 from transformers import AutoModelForCausalLM
 
-from pb_kvcache import HeadPlan
+from pb_kvcache import HeadPlan, Selection
 from pb_kvcache.transformers import BudgetedCache, use
 from pb_kvcache.transformers._generation import CACHE_NAME
 
@@ -31,16 +31,20 @@ with warnings.catch_warnings():
     model = use(AutoModelForCausalLM.from_pretrained(folder, **placement).eval())
 ids = torch.randint(2, 100, (1, 60), generator=torch.Generator().manual_seed(1))
 # 30 positions in each of 4 layers with 2 KV heads of 16 floats, over all ranks together.
+RULE = Selection(window=4, kernel=1, protect=2, value_weight=True)
 plan = HeadPlan([[30, 12], [9, 40], [25, 25], [48, 5]])
 cases: dict[str, dict[str, Any]] = {
     "memory": {"memory": 4 * 30 * 2 * 16 * 4 * 2},
     "heads": {"plan": plan},
     "heads held": {"plan": plan, "decode": "hold"},
     "adakv": {"budget": 30, "heads": "adakv"},
+    "values": {"budget": 30, "selection": Selection(window=4, kernel=1, protect=2, score="mixed", value_weight=True)},
+    "merged": {"budget": 30, "heads": "adakv", "selection": RULE, "merge": "fitted"},
 }
 result = {}
 for name, options in cases.items():
-    cache = BudgetedCache(model.config, window=4, kernel=3, **options)
+    rule = {} if "selection" in options else {"window": 4, "kernel": 3}
+    cache = BudgetedCache(model.config, **rule, **options)
     with torch.no_grad():
         logits = [
             model(part, use_cache=True, **{CACHE_NAME: cache}).logits[0, -1]

