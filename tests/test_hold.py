@@ -255,7 +255,7 @@ class Layer:
         self.values[:, :, : columns.shape[-1]] = columns[..., None].to(torch.bfloat16)
         rng = np.random.default_rng(3)
         seeds = [rng.random((heads, 4, int(count.max())), np.float32) for count in counts]
-        asked = SimpleNamespace(window=1, kernel=3)
+        asked = SimpleNamespace(selection=pb.Selection(window=1, kernel=3))
         self.holder = Holder(asked, self.budgets, columns, counts, [torch.from_numpy(seed) for seed in seeds])
         self.policies = [[pb.SnapKV(int(budget), 1, 1, 3) for budget in row] for row in self.budgets]
         for row, seed in enumerate(seeds):
@@ -286,7 +286,7 @@ class Layer:
                 weights[row, head, : len(policy)] = [attention[policy.kept.tolist().index(one)] for one in held]
                 policy.on_decode_step(column, attention)
                 policy.evict()
-        self.holder.step(self.keys, self.values, column, weights, are_tokens)
+        self.holder.step([self.keys, self.values], column, weights, are_tokens)
 
     def agrees(self):
         most = max(len(policy) for row in self.policies for policy in row)
