@@ -507,7 +507,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             if self._ragged is not None:
                 self._ragged.columns = []  # the holder knows them
                 self._holder.lay_out(self._ragged.offsets)
-        self._queries = self._given = None
+        self._queries = self._given = self._attention = None
         self._before = []
         self._show()
 

@@ -15,8 +15,8 @@ import torch
 
 from ._attention import not_compiled
 
-#: Attribute of an attention module: weak references to the step's cosines and sines.
-_MARK = "_pb_kvcache_rotation"
+#: Of each attention module, weak references to the step's cosines and sines. Beside the modules, which are pickled.
+_told: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, Any]] = weakref.WeakKeyDictionary()
 
 #: No dimension is turned: positions are told otherwise, or not at all.
 UNTURNED = "unturned"
@@ -161,9 +161,9 @@ def note(module: torch.nn.Module, inputs: tuple[Any, ...], options: dict[str, An
     if told is None and len(inputs) > 1:
         told = inputs[1]
     if isinstance(told, tuple) and len(told) == 2 and all(isinstance(part, torch.Tensor) for part in told):
-        module.__dict__[_MARK] = weakref.ref(told[0]), weakref.ref(told[1])
+        _told[module] = weakref.ref(told[0]), weakref.ref(told[1])
     else:
-        module.__dict__.pop(_MARK, None)
+        _told.pop(module, None)
 
 
 def watch(model: torch.nn.Module, classes: tuple[type[torch.nn.Module], ...]) -> list[Any]:
@@ -183,7 +183,7 @@ def noting_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
 def stop_noting(modules: Iterable[torch.nn.Module]) -> None:
     """Take :func:`note` away from modules."""
     for module in modules:
-        module.__dict__.pop(_MARK, None)
+        _told.pop(module, None)
         for key, hook in list(module._forward_pre_hooks.items()):
             if hook is note:
                 del module._forward_pre_hooks[key]
@@ -195,7 +195,7 @@ def rotation_of(module: torch.nn.Module, row: int, layout: str, new: int) -> Rot
     if layout == UNTURNED:
         still = torch.empty(new, 0)
         return Rotation(still, still, layout)
-    told = module.__dict__.get(_MARK)
+    told = _told.get(module)
     cos, sin = (None, None) if told is None else (told[0](), told[1]())
     if cos is None or sin is None or cos.dim() != 3 or cos.shape != sin.shape or cos.is_complex():
         return None
