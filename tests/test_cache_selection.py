@@ -345,6 +345,10 @@ def test_scores_of_a_repetition_fill_a_cache():
     assert cache.lengths.tolist() == [12] * 4
     run(model, tokens(3), cache)
     assert cache.lengths.tolist() == [15] * 4
+    again = BudgetedCache.filled(model.config, full, scores, budget=12, selection=Selection(protect=2, score="repeat"))
+    again.reset()
+    with pytest.raises(ValueError, match=r"score = 'repeat': no prefill makes it; BudgetedCache\.filled"):
+        run(model, tokens(40), again)
 
 
 @pytest.mark.parametrize(
@@ -360,6 +364,7 @@ def test_scores_of_a_repetition_fill_a_cache():
         ({"compress": "decode"}, ValueError, "compress: needs the prompt's forward"),
         ({"selection": "output"}, ValueError, "selection: weighs values, which needs the prompt's forward"),
         ({"budget": 4}, ValueError, "budget = 4: must be at least 5"),
+        ({"selection": Selection(kernel=1, protect=4, second_hop=0.2)}, ValueError, "second_hop: needs the prompt's"),
     ],
 )
 def test_what_does_not_fill_a_cache_is_refused(change, error, message):

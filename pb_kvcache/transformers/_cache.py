@@ -252,6 +252,8 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             cache._budgets.selection = rule
         if cache._budgets.selection.value_weight:
             raise ValueError("selection: weighs values, which needs the prompt's forward; multiply the scores instead")
+        if cache._budgets.selection.second_hop:
+            raise ValueError("second_hop: needs the prompt's queries, which a cache that is filled does not see")
         if not isinstance(context, Cache):
             raise TypeError(f"context: must be a cache of transformers, not {type(context).__name__}")
         if len(context.layers) != len(cache.layers) or len(scores) != len(cache.layers):

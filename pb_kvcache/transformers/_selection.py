@@ -201,6 +201,8 @@ def _scores(prompt: Prompt, attention: torch.Tensor | None, rule: Selection) -> 
         return prompt.scores[:, :scored].contiguous()
     if rule.score == "keydiff":
         return keydiff_scores(prompt.keys)[:, :scored].contiguous()
+    if rule.score == "repeat":  # a cache that was filled, and then reset
+        raise ValueError("selection: score = 'repeat': no prefill makes it; BudgetedCache.filled takes such scores")
     assert prompt.query is not None
     assert prompt.scoring is not None
     expected = None
