@@ -21,6 +21,7 @@ except ImportError as _error:
     ) from _error
 
 from ._cache import BudgetedCache, PyramidKVCache
+from ._held_prompt import HeldPrompt
 from ._loglikelihood import ContinuationScore, loglikelihood
 from ._repeat import repetition_scores
 from ._report import CacheLayerReport, CacheReport, CacheSequenceReport
@@ -32,6 +33,7 @@ __all__ = [
     "CacheReport",
     "CacheSequenceReport",
     "ContinuationScore",
+    "HeldPrompt",
     "PyramidKVCache",
     "compressed",
     "loglikelihood",

@@ -520,6 +520,20 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         with torch.no_grad():
             self._end_prompt()
 
+    def start_from(self, held: BudgetedLayer) -> None:
+        """Take in the prompt that another layer holds whole, and choose as if this one had read it."""
+        assert held.keys is not None
+        assert held.values is not None
+        assert held._queries is not None
+        self.lazy_initialization(held.keys, held.values)
+        self._incoming = (held.keys, held.values)
+        self.seen = held.seen
+        self._mask, self._scoring, self._attention = held._mask, held._scoring, held._attention
+        self._queries = held._queries[:, :, -self.budgets.selection.window :]
+        self._before = held._before
+        with torch.no_grad():
+            self._end_prompt()
+
     def _value_weights(self, values: torch.Tensor) -> torch.Tensor | None:
         """Return what scores are multiplied by, ``(batch, kv_heads, n)``. None: nothing."""
         if not self.budgets.selection.value_weight:

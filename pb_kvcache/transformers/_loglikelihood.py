@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,9 @@ from transformers.cache_utils import Cache
 from .._options import at_least
 from ._attention import NAMES, implementation
 from ._cache import BudgetedCache
-from ._generation import CACHE_NAME, Generate
-from ._use import _unwrapped, compressed
+from ._forward import checked_ids, forward
+from ._generation import Generate
+from ._use import compressed, unwrapped
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def loglikelihood(
     RuntimeError
         The model did not use the cache that it was given.
     """
-    inner = _unwrapped(model)
+    inner = unwrapped(model)
     if inner.training:
         raise ValueError("model: is in training mode, in which scores are random; model.eval() first")
     at_least("batch_size", batch_size, 1)
@@ -148,14 +148,14 @@ def _encode(
         )
     vocabulary = int(inner.get_input_embeddings().weight.shape[0])
     if not isinstance(context, str):
-        ids = _checked("context", context, vocabulary)
+        ids = checked_ids("context", context, vocabulary)
         if not ids:
             raise ValueError(
                 "context: is empty, must have at least one token, because it is what the first token of a continuation "
                 "is scored by; [tokenizer.bos_token_id] stands for the beginning of a text"
             )
         return ids, [
-            _filled(index, _checked(f"continuations[{index}]", continuation, vocabulary))
+            _filled(index, checked_ids(f"continuations[{index}]", continuation, vocabulary))
             for index, continuation in enumerate(continuations)
         ]
     if tokenizer is None:
@@ -175,25 +175,6 @@ def _filled(index: int, ids: list[int]) -> list[int]:
     if not ids:
         raise ValueError(f"continuations[{index}]: has no token of its own after the context, must have at least one")
     return ids
-
-
-def _checked(name: str, values: Any, vocabulary: int) -> list[int]:
-    """Return the token ids of one sequence: a list, an array or a tensor, ``(n,)`` or ``(1, n)``."""
-    if isinstance(values, str):
-        raise TypeError(f"{name}: is text where the context is token ids; give both as text, or both as token ids")
-    array = np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
-    if array.size == 0:
-        return []
-    if not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"{name}: must be token ids, not {array.dtype if array.ndim else type(values).__name__}")
-    if array.ndim == 2 and len(array) == 1:
-        array = array[0]
-    if array.ndim != 1:
-        raise ValueError(f"{name}: has shape {array.shape}, must be one sequence of token ids, (n,) or (1, n)")
-    wrong = array[(array < 0) | (array >= vocabulary)]
-    if wrong.size:
-        raise ValueError(f"{name}: has token {wrong[0]}, must be from 0 to {vocabulary - 1}, the model's vocabulary")
-    return array.tolist()  # type: ignore[no-any-return]
 
 
 def _encode_text(tokenizer: Any, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -231,7 +212,7 @@ def _score(
     batch_size: int,
 ) -> list[ContinuationScore]:
     ids = torch.tensor([context], device=inner.device)
-    last = _forward(model, inner, ids, cache, last_only=True)[0, -1:]  # (1, vocabulary)
+    last = forward(model, inner, ids, cache, last_only=True)[0, -1:]  # (1, vocabulary)
     if cache.get_seq_length() != len(context):
         raise RuntimeError(
             f"{type(inner).__name__} did not use the cache that it was given, which holds {cache.get_seq_length()} "
@@ -260,24 +241,12 @@ def _score(
         if len(batch) > 1:
             # As beam search does it, because every kind of layer can do that.
             twin.reorder_cache(torch.zeros(len(batch), dtype=torch.long, device=inner.device))
-        logits = _forward(model, inner, ids, twin)
+        logits = forward(model, inner, ids, twin)
         for row, index in enumerate(batch):
             tokens = continuations[index]
             own = logits[row, : len(tokens) - 1]
             scores[index] = _continuation(tokens, torch.cat([last.to(own.device), own]))
     return [scores[index] for index in range(len(continuations))]
-
-
-def _forward(
-    model: Any, inner: PreTrainedModel, ids: torch.Tensor, cache: Cache, last_only: bool = False
-) -> torch.Tensor:
-    """Run tokens after those that a cache has seen, and return their logits, ``(batch, tokens, vocabulary)``."""
-    seen = cache.get_seq_length() + ids.shape[1]
-    options: dict[str, Any] = {CACHE_NAME: cache, "use_cache": True}
-    if last_only and "logits_to_keep" in inspect.signature(inner.forward).parameters:
-        options["logits_to_keep"] = 1
-    mask = torch.ones(len(ids), seen, dtype=torch.long, device=ids.device)
-    return model(input_ids=ids, attention_mask=mask, **options).logits  # type: ignore[no-any-return, unused-ignore]
 
 
 def _continuation(tokens: list[int], logits: torch.Tensor) -> ContinuationScore:

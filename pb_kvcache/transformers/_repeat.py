@@ -14,10 +14,10 @@ from .._arrays import zeros
 from .._options import at_least
 from .._scores import repeat_scores
 from ._attention import LAYER_MARK, NAMES, implementation
-from ._loglikelihood import _checked, _forward
+from ._forward import checked_ids, forward
 from ._probe import facts_of
 from ._selection import Scoring
-from ._use import _unwrapped, compressed
+from ._use import compressed, unwrapped
 
 
 class _RepeatLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
@@ -125,13 +125,13 @@ def repetition_scores(
     >>> model(context, past_key_values=cache)                               # doctest: +SKIP
     >>> scores = repetition_scores(model, cache, context, request=request)  # doctest: +SKIP
     """
-    inner = _unwrapped(model)
+    inner = unwrapped(model)
     if inner.training:
         raise ValueError("model: is in training mode, in which scores are random; model.eval() first")
     vocabulary = int(inner.get_input_embeddings().weight.shape[0])
-    ids = _checked("context", context, vocabulary)
-    ask = _checked("request", request, vocabulary)
-    ask_later = ask if later_request is None else _checked("later_request", later_request, vocabulary)
+    ids = checked_ids("context", context, vocabulary)
+    ask = checked_ids("request", request, vocabulary)
+    ask_later = ask if later_request is None else checked_ids("later_request", later_request, vocabulary)
     block, overlap = at_least("block", block, 1), at_least("overlap", overlap, 0)
     if not ids:
         raise ValueError("context: is empty, must have at least one token")
@@ -146,7 +146,7 @@ def repetition_scores(
             fed = torch.tensor([before + ids[start : start + block]], device=inner.device)
             again = DynamicCache()
             again.layers = list(layers)
-            _forward(model, inner, fed, again, last_only=True)
+            forward(model, inner, fed, again, last_only=True)
     for layer in layers:
         if layer.blocks != len(starts):
             raise RuntimeError(

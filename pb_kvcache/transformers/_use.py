@@ -52,7 +52,7 @@ def use(model: _Model, attention: str | None = None, *, probe: bool = True, **op
         A model that cannot be served, other arithmetic than the two, or a bad option. The message names the layer or
         the option, and the fix. The model is as it was before.
     """
-    inner = _unwrapped(model)
+    inner = unwrapped(model)
     name = type(inner).__name__
     current = implementation(inner.config)
     if attention is None:
@@ -104,7 +104,7 @@ def compressed(model: _Model, attention: str | None = None, *, probe: bool = Tru
     >>> with compressed(model, budget=512):                              # doctest: +SKIP
     ...     pipeline(prompts)
     """
-    inner = _unwrapped(model)
+    inner = unwrapped(model)
     current = implementation(inner.config)
     names = [method.name for method in (Generate, *METHODS)] + [_HOOK]
     before = {name: inner.__dict__[name] for name in names if name in inner.__dict__}
@@ -123,7 +123,7 @@ def compressed(model: _Model, attention: str | None = None, *, probe: bool = Tru
             switch(inner, current)
 
 
-def _unwrapped(model: Any) -> PreTrainedModel:
+def unwrapped(model: Any) -> PreTrainedModel:
     """Return the transformers model within wrappers that compute the same: PEFT, torch.compile, DataParallel."""
     inner = model
     for _ in range(8):
