@@ -38,6 +38,10 @@ OPTIONS = {
     "fitted": {"budget": 24, "window": 8, "merge": "fitted"},
     "macro": {"budget": 24, "window": 8, "merge": "macro"},
     "hold": {"budget": 16, "window": 8, "decode": "hold"},
+    "prompt": {"budget": 16, "window": 8, "allocate": "prompt"},
+    "prompt output": {"budget": 16, "selection": OUTPUT, "allocate": "prompt"},
+    "prompt fitted": {"budget": 30, "window": 8, "allocate": "prompt", "merge": "fitted"},
+    "prompt hold": {"budget": 16, "window": 8, "allocate": "prompt", "decode": "hold"},
     "covered": {"budget": 200, "window": 8},
 }
 
@@ -99,7 +103,7 @@ def test_caches_of_one_prompt_leave_each_other_alone():
 def test_what_a_held_prompt_cannot_do_is_refused():
     model = used("llama")
     held = HeldPrompt.read(model, tokens(40), window=16)
-    with pytest.raises(ValueError, match="has a window of 17, and the prompt was read for one of 16 at most"):
+    with pytest.raises(ValueError, match="looks at the last 17 queries, and the prompt was read for 16 at most"):
         held.compressed(budget=30, window=17)
     with pytest.raises(ValueError, match="second_hop: needs all queries"):
         held.compressed(budget=30, selection=Selection(window=8, second_hop=0.5))

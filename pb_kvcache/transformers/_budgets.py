@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,20 @@ from .._selection import Selection
 from ._merging import MERGES
 from ._ranks import Ranks
 
+if TYPE_CHECKING:
+    from ._layer import BudgetedLayer
+
 #: Positions per layer where the caller does not say how much.
 _DEFAULT_BUDGET = 512
 #: Whether a layer stays at its budget while tokens are generated.
 _HOLDS = {"grow": False, "hold": True}
 #: Whether the heads of a layer divide its positions by their scores.
 _HEADS = {"adakv": True}
+#: Whether the prompt itself says how a total is divided over the heads of all layers.
+_ALLOCATE = {"prompt": True}
+#: Positions beyond those that are always kept, which every head has where the prompt divides and rows are merged: fewer
+#: make a merge under such a plan worse than none.
+_MERGE_FLOOR = 16
 #: Whether the prompt may come in several calls.
 _CHUNKED = {"prompt": False, "decode": True}
 
@@ -59,6 +67,7 @@ class Budgets:
         compress: str,
         heads: str | None = None,
         alpha: Any = 0.2,
+        allocate: str | None = None,
         merge: str | None = None,
     ) -> None:
         # How positions are chosen.
@@ -71,6 +80,7 @@ class Budgets:
                 "second_hop: needs the queries of the whole prompt at once; use compress='prompt', or no second hop"
             )
         self.adakv = heads is not None and choice("heads", heads, _HEADS)
+        self.by_prompt = allocate is not None and choice("allocate", allocate, _ALLOCATE)
         self.merge = None if merge is None else choice("merge", merge, MERGES)
         self.alpha = real("alpha", alpha)
         if not 0 <= self.alpha <= 1:
@@ -80,6 +90,11 @@ class Budgets:
         amounts: dict[Kind, Any] = {"budget": budget, "memory": memory, "fraction": fraction}
         only_one({"plan": layer_plan, **amounts})
         only_one({"plan": layer_plan, "curves": curves})
+        if self.by_prompt:
+            others = {"plan": layer_plan, "curves": curves, "ratio": ratio, "beta": beta, "weights": weights}
+            for name, value in {**others, "heads": heads}.items():
+                if value is not None:
+                    raise ValueError(f"allocate and {name}: the prompt already says how the total is divided")
         self.least = selection.always_kept + 1  # positions of every layer, or of every head
         self._least_is = f"window + 1 = {self.least}"
         if selection.always_kept != selection.window:
@@ -108,6 +123,9 @@ class Budgets:
             self.curve = Curve.of(num_layers, None, ratio, beta, weights, layer="full-attention layer")
             self.amount = self._check_amount(amounts)
         self.ranks = ranks  # that the heads of a layer are divided over
+        self.waiting: dict[int, BudgetedLayer] = {}  # hold their prompts whole until the total is divided
+        self._kv_heads = 0  # of a layer, of all ranks, where the prompt divides and was read
+        self._by_prompt: list[npt.NDArray[np.int64]] = []  # for every sequence
         self.warned_of_gradients = False
         self.failed_layer: int | None = None  # whose attention has not come to its end
         self._decided: dict[int, npt.NDArray[np.int64]] = {}
@@ -185,11 +203,38 @@ class Budgets:
             )
         self._position_bytes = size
 
-    def decide(self, length: int, batch: int) -> npt.NDArray[np.int64]:
-        """Return every layer's budget for a sequence of `length` tokens, in a batch of `batch`.
+    def end_prompts(self) -> None:
+        """Divide the total by the prompts that all layers hold, one plan for each sequence, and let them choose."""
+        layers = [self.waiting[index] for index in sorted(self.waiting)]
+        heads = {layer.kv_heads for layer in layers}
+        if len(heads) > 1:
+            raise ValueError(f"allocate: layers have {sorted(heads)} KV heads, must all have the same number")
+        self._kv_heads = heads.pop() * self.ranks.size
+        for layer in layers:
+            layer.measure()
+        lengths = layers[0].prompt_lengths
+        of_layers = [layer.prompt_losses() for layer in layers]
+        plans = []
+        for row, length in enumerate(lengths):
+            total = self._total(length, len(lengths))
+            grid = of_layers[0][row][0]
+            if len(grid) < 2:  # too short to tell
+                plans.append(self._divide(total, None if self.hold else length))
+                continue
+            losses = [self.ranks.gathered(one[row][1]).cpu().numpy().astype(np.float64) for one in of_layers]
+            plans.append(self._divide_by(CurveSet([*grid[:-1], length], np.stack(losses)), total))
+        self._by_prompt = [self.ranks.own(plan) for plan in plans]
+        self.waiting = {}
+        for layer in layers:
+            layer.end_prompt()
+
+    def decide(self, length: int, batch: int, row: int = 0) -> npt.NDArray[np.int64]:
+        """Return every layer's budget for a sequence of `length` tokens, the one at `row` in a batch of `batch`.
 
         Shape ``(num_layers,)``, with a head plan ``(num_layers, kv_heads)``, this rank's KV heads.
         """
+        if self._by_prompt:
+            return self._by_prompt[row]
         if length not in self._decided:
             decided = self._divide(self._total(length, batch), None if self.hold else length)
             self._decided[length] = decided if decided.ndim == 1 else self.ranks.own(decided)
@@ -247,9 +292,21 @@ class Budgets:
         )
         return np.asarray(chosen.budgets, np.int64).reshape(self._shape)
 
+    def _divide_by(self, curves: CurveSet, total: int) -> npt.NDArray[np.int64]:
+        """Return every head's budget by what a prompt says that they lose."""
+        length = int(curves.grid[-1])
+        if total >= length * self._shares:  # with decode="hold" there may be more than the prompt takes
+            return np.full(self._shape, total // self._shares if self.hold else length, np.int64)
+        least = self.least
+        if self.merge is not None:
+            least = min(total // self._shares, self.selection.always_kept + _MERGE_FLOOR)
+        return curves.plan(total=total, minimum=least).budgets.astype(np.int64)
+
     @property
     def _shape(self) -> tuple[int, ...]:
         """The shape of the budgets: one a layer, or one a KV head, of all ranks."""
+        if self._kv_heads:
+            return self.num_layers, self._kv_heads
         if self.curves is not None:
             return self.curves.num_layers, self.curves.num_kv_heads
         return (self.num_layers,) if self.plan is None else self.plan.shape
@@ -268,7 +325,9 @@ class Budgets:
         """Forget the prompt. The next one may have another batch size or another dtype."""
         self.failed_layer = None
         self._decided.clear()
-        self._position_bytes = 0
+        self._position_bytes = self._kv_heads = 0
+        self._by_prompt = []
+        self.waiting = {}
 
     def describe(self) -> str:
         """Return what was asked for, in words."""
@@ -287,6 +346,8 @@ class Budgets:
         return f"{self.amount.value} bytes" if self.amount.kind == "memory" else f"budget {self.amount.value}"
 
     def _describe_curve(self) -> str:
+        if self.by_prompt:
+            return "heads by the prompt"
         if self.plan is not None:
             return f"{self.amount.value} positions"
         if self.curves is not None:
@@ -300,4 +361,5 @@ class Budgets:
         twin = object.__new__(Budgets)
         twin.__dict__.update(self.__dict__)
         twin._decided = dict(self._decided)
+        twin.waiting = {}  # whoever copies a layer puts it in
         return twin

@@ -99,6 +99,10 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         :func:`pb_kvcache.adakv_budgets`.
     alpha
         The part of the budget, the window not counted, that every head is sure of with ``"adakv"``.
+    allocate
+        None: as the curve, a plan or curves say. ``"prompt"``: each prompt divides the total over the heads of all
+        layers by what its own last 32 positions would lose of every layer's output. A budget is then positions per KV
+        head on average. The prompt is held whole in every layer until the prefill ends.
     merge
         Whether the rows that stay take in those that leave: None, or a method of :func:`pb_kvcache.merge`,
         ``"nearest"``, ``"fitted"`` or ``"macro"``. A head merges where 8 of its rows or more may take others in. Every
@@ -143,6 +147,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         compress: str = "prompt",
         heads: str | None = None,
         alpha: float = 0.2,
+        allocate: str | None = None,
         merge: str | None = None,
     ) -> None:
         if isinstance(config, PreTrainedModel):
@@ -197,6 +202,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             compress=compress,
             heads=heads,
             alpha=alpha,
+            allocate=allocate,
             merge=merge,
         )
         if rule.score == "repeat":
@@ -207,7 +213,11 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         if rule.score in ("expected", "mixed"):
             _check_layouts(facts, self.compressed_layers, rule.score)
         if rule.value_weight:
-            _check_projections(facts, self.compressed_layers)
+            _check_projections(facts, self.compressed_layers, "selection: weighs values by")
+        if self._budgets.by_prompt:
+            _check_projections(facts, self.compressed_layers, "allocate: judges what is kept by")
+            if rule.second_hop:
+                raise ValueError("allocate and second_hop: what a second hop keeps at other budgets is not known")
         for index, layer in enumerate(self.compressed_layers):
             layers[layer] = BudgetedLayer(self._budgets, index, layer, facts)
         super().__init__(layers=layers)
@@ -241,8 +251,8 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         TypeError, ValueError
             As for the class, and where contexts and scores do not fit it.
         """
-        for name in ("compress", "merge"):
-            if options.get(name) not in (None, "prompt"):
+        for name, plain in (("compress", "prompt"), ("merge", None), ("allocate", None)):
+            if options.get(name) not in (None, plain):
                 raise ValueError(f"{name}: needs the prompt's forward, which a cache that is filled does not see")
         rule = options.get("selection")
         if isinstance(rule, Selection) and rule.score != "window":  # what no prefill makes is given here
@@ -573,18 +583,18 @@ class PyramidKVCache(BudgetedCache):
     _default_ratio = 4.0
 
 
-def _check_projections(facts: Facts | None, layers: tuple[int, ...]) -> None:
-    """Refuse to weigh values where a layer's output projection is not known."""
+def _check_projections(facts: Facts | None, layers: tuple[int, ...], what: str) -> None:
+    """Refuse `what` needs a layer's output projection where it is not known."""
     if facts is None:
         raise ValueError(
-            "selection: weighs values by the model's output projection, which use(model) finds; call it, with its "
-            "probe, before the cache is made"
+            f"{what} the model's output projection, which use(model) finds; call it, with its probe, before the cache "
+            "is made"
         )
     missing = [layer for layer in layers if facts.layers[layer].projection is None]
     if missing:
         raise ValueError(
-            f"selection: weighs values by the model's output projection, and layer {missing[0]} has none within its "
-            "attention module; use a rule without value_weight"
+            f"{what} the model's output projection, and layer {missing[0]} has none within its attention module; use "
+            f"{'a rule without value_weight' if what.startswith('selection') else 'a plan or curves'}"
         )
 
 

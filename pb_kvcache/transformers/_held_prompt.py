@@ -14,7 +14,7 @@ from .._selection import SCORES, Selection
 from ._attention import NAMES, implementation
 from ._cache import BudgetedCache
 from ._forward import checked_ids, forward
-from ._layer import BudgetedLayer
+from ._layer import JUDGED, BudgetedLayer
 from ._probe import facts_of
 from ._use import unwrapped
 
@@ -41,7 +41,7 @@ class HeldPrompt:
         self.length = read._seen
 
     @classmethod
-    def read(cls, model: Any, input_ids: Any, *, window: int = 64) -> HeldPrompt:
+    def read(cls, model: Any, input_ids: Any, *, window: int = 96) -> HeldPrompt:
         """Let a model read a prompt.
 
         Parameters
@@ -112,12 +112,25 @@ class HeldPrompt:
             As for it. A rule with a larger window than this prompt was read with, with a second hop, or whose score no
             prefill makes.
         """
+        cache, taken = self.taken(**options)
+        with torch.no_grad():
+            if cache._budgets.by_prompt:
+                cache._budgets.waiting = {layer.index: layer for layer in taken}
+                cache._budgets.end_prompts()
+            else:
+                for layer in taken:
+                    layer.end_prompt()
+        return cache
+
+    def taken(self, **options: Any) -> tuple[BudgetedCache, list[BudgetedLayer]]:
+        """Return such a cache before anything was chosen, and its layers that hold the prompt whole."""
         cache = BudgetedCache(self._config, **options)
         rule = cache._budgets.selection
-        if rule.window > self._window:
+        needed = rule.window + (JUDGED if cache._budgets.by_prompt else 0)
+        if needed > self._window:
             raise ValueError(
-                f"selection: has a window of {rule.window}, and the prompt was read for one of {self._window} at most; "
-                f"HeldPrompt.read(..., window={rule.window})"
+                f"selection: looks at the last {needed} queries, and the prompt was read for {self._window} at most; "
+                f"HeldPrompt.read(..., window={needed})"
             )
         if rule.second_hop:
             raise ValueError("second_hop: needs all queries of the prompt, of which the last ones are held alone")
@@ -127,15 +140,16 @@ class HeldPrompt:
                 f"selection: score = {rule.score!r}: needs the prompt's queries before rotation, which are not known "
                 "for this model"
             )
+        taken = []
         for index, held in enumerate(self._read.layers):
             layer = cache.layers[index]
-            if isinstance(layer, BudgetedLayer) and isinstance(held, BudgetedLayer):
-                if held.seen:
-                    layer.start_from(held)
-            else:
+            if not isinstance(layer, BudgetedLayer) or not isinstance(held, BudgetedLayer):
                 cache.layers[index] = copy.deepcopy(held)
+            elif held.seen:
+                layer.take(held)
+                taken.append(layer)
         cache._seen = self.length
-        return cache
+        return cache, taken
 
     @property
     def nbytes(self) -> int:

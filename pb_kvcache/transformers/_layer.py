@@ -15,16 +15,20 @@ from ._attention import LAYER_MARK, LOCAL_WINDOW_DIMS, OwnMask, not_compiled, wi
 from ._budgets import Budgets
 from ._hold import Holder
 from ._merging import merged_rows
+from ._output_error import budget_grid, output_differences, output_errors, rank_order
 from ._probe import Facts
 from ._prompt_queries import PromptQueries
 from ._ragged import Attend, RaggedRows
 from ._rotary import rotation_of
 from ._selection import Prompt, Scoring, choose
-from ._value_weights import value_weights
+from ._value_weights import projection_products, value_weights
 
 #: Slots that a buffer has beyond what it holds, at least. It grows by an eighth otherwise. Growing copies the layer: at
 #: 512 slots that is 8 rows copied for each token, where attention reads all 512.
 ROOM = 32
+
+#: Last positions of a prompt that are judged where the prompt divides the total.
+JUDGED = 32
 
 
 class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -69,6 +73,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._mask: torch.Tensor | None = None  # the model's 2-D mask as last seen; None: all tokens
         self._queries: torch.Tensor | None = None  # the last queries of a prompt that comes in chunks
         self._all_queries: torch.Tensor | None = None  # of the prompt, while positions are chosen
+        self._weights: torch.Tensor | None = None  # of values, from the division of the total to the choice
         self._scoring: Scoring | None = None
         self._before: list[PromptQueries] = []  # of every sequence, while the prompt is read and where it is wanted
         self._given: torch.Tensor | None = None  # (batch, kv_heads, n): scores that come from elsewhere
@@ -94,7 +99,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._check_incoming(key_states, value_states)
         new = key_states.shape[-2]
         if self.seen and not self.prompt and new == 1:  # the first decode step after a prompt in chunks
-            self._end_prompt()
+            self._end_or_divide()
         keys, values = key_states, value_states
         self._incoming = (key_states.detach(), value_states.detach())
         if self._ragged is not None and self._holder is None:
@@ -380,17 +385,21 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Take in what a forward brought of the prompt. Without chunks the prompt ends with it."""
         self._scoring = scoring
         self._note_queries(query)
-        if self.budgets.chunked:
+        if self.budgets.chunked or self.budgets.by_prompt:
             if self._incoming is not None:
                 self._append(*self._incoming)
                 self._incoming = None
-            window = self.budgets.selection.window
-            queries = query if self._queries is None else torch.cat([self._queries, query[:, :, -window:]], dim=2)
-            self._queries = queries[:, :, -window:].clone()
+            last = self.budgets.selection.window + (JUDGED if self.budgets.by_prompt else 0)
+            queries = query if self._queries is None else torch.cat([self._queries, query[:, :, -last:]], dim=2)
+            self._queries = queries[:, :, -last:].clone()
+            if self.budgets.by_prompt:
+                self.budgets.waiting[self.index] = self
+                if not self.budgets.chunked and self.index == self.budgets.num_layers - 1:
+                    self.budgets.end_prompts()
             return
         self._queries = query[:, :, -self.budgets.selection.window :]
         self._all_queries = query if self.budgets.selection.second_hop else None
-        self._end_prompt()
+        self.end_prompt()
         self._all_queries = None
 
     def _note_queries(self, query: torch.Tensor) -> None:
@@ -431,21 +440,93 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         assert keys is not None
         return int(keys.shape[1])
 
-    def _end_prompt(self) -> None:
-        """Choose what to keep of the prompt, and free the rest."""
-        if self._incoming is not None:
-            keys, values = self._incoming
-            self._incoming = None
+    def _end_or_divide(self) -> None:
+        """End the prompt, where the prompts of all layers divide the total: of all of them."""
+        if self.budgets.waiting:
+            self.budgets.end_prompts()
         else:
-            keys, values = self.keys, self.values
-        columns = self.seen
-        batch = keys.shape[0]
-        lengths = [columns] * batch if self._mask is None else self._mask[:, :columns].sum(dim=1).tolist()
+            self.end_prompt()
+
+    def held(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and values of the prompt that is being read."""
+        if self._incoming is not None:
+            return self._incoming
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads of the prompt that is being read."""
+        return int(self.held()[0].shape[1])
+
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of every sequence of the prompt that is being read, padding not counted."""
+        if self._mask is None:
+            return [self.seen] * int(self.held()[0].shape[0])
+        lengths: list[int] = self._mask[:, : self.seen].sum(dim=1).tolist()
         if 0 in lengths:
             raise ValueError(f"attention_mask: sequence {lengths.index(0)} is all padding")
+        return lengths
+
+    def measure(self) -> None:
+        """Let the budgets take note of what a position of this layer costs."""
+        self.budgets.measure(self.model_layer, *self.held())
+
+    def prompt_losses(self) -> list[tuple[list[int], torch.Tensor]]:
+        """Return what every KV head would lose of its output at some budgets, one grid and curve for each sequence.
+
+        The prompt's last positions are judged, and those before them choose. A curve is ``(kv_heads, points)``. A grid
+        of one point: the sequence is too short to tell.
+        """
+        assert self._queries is not None
+        assert self._scoring is not None
+        keys, values = self.held()
+        rule = self.budgets.selection
+        width = self._queries.shape[1] // self.kv_heads * values.shape[-1]
+        products = projection_products(self._projection(), self.kv_heads, width)
+        weights = self._weights = self._value_weights(values)
+        curves = []
+        for row, length in enumerate(self.prompt_lengths):
+            before = length - JUDGED
+            grid = budget_grid(rule.always_kept + 1, max(before, 1))
+            if before <= rule.always_kept + 1:
+                curves.append(([length], torch.zeros(self.kv_heads, 1)))
+                continue
+            where = self._token_columns(row, self.seen, scored=True)
+            whole = self._prompt_of(row, where, keys, values, weights)
+            first = Prompt(
+                whole.keys[:, :before],
+                whole.values[:, :before],
+                self._queries[row][:, -JUDGED - min(rule.window, before) : -JUDGED],
+                self._scoring,
+                None if whole.weights is None else whole.weights[:, :before],
+                before=whole.before,
+            )
+            differences = output_differences(
+                self._queries[row][:, -JUDGED:],
+                (whole.keys[:, before:], whole.values[:, before:]),
+                (first.keys, first.values),
+                rank_order(first, rule, grid),
+                grid,
+                self._scoring,
+            )
+            curves.append((grid, output_errors(differences, products).mean(dim=-1)))
+        return curves
+
+    def end_prompt(self) -> None:
+        """Choose what to keep of the prompt, and free the rest."""
+        keys, values = self.held()
+        lengths = self.prompt_lengths
+        self._incoming = None
+        columns = self.seen
+        batch = keys.shape[0]
         self.budgets.measure(self.model_layer, keys, values)
         self.budgets.check_heads(self.model_layer, keys.shape[1])
-        self.decided = np.array([self.budgets.decide(length, batch)[self.index] for length in lengths], np.int64)
+        self.decided = np.array(
+            [self.budgets.decide(length, batch, row)[self.index] for row, length in enumerate(lengths)], np.int64
+        )
         tokens = np.array(lengths) if self.decided.ndim == 1 else np.array(lengths)[:, None]
         kept = np.minimum(self.decided, tokens)
         self.prompt = columns
@@ -465,7 +546,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             apart = adakv or self.decided.ndim == 2  # every head has columns of its own
             if adakv:
                 self.decided, kept = (np.repeat(one[:, None], keys.shape[1], axis=1) for one in (self.decided, kept))
-            weights = self._value_weights(values)
+            weights = self._value_weights(values) if self._weights is None else self._weights
             for row in range(batch):
                 where = self._token_columns(row, columns, hold or bool((kept[row] < lengths[row]).any()))
                 try:
@@ -507,7 +588,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             if self._ragged is not None:
                 self._ragged.columns = []  # the holder knows them
                 self._holder.lay_out(self._ragged.offsets)
-        self._queries = self._given = self._attention = None
+        self._queries = self._weights = self._given = self._attention = None
         self._before = []
         self._show()
 
@@ -518,10 +599,10 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.seen = keys.shape[2]
         self._given = scores
         with torch.no_grad():
-            self._end_prompt()
+            self.end_prompt()
 
-    def start_from(self, held: BudgetedLayer) -> None:
-        """Take in the prompt that another layer holds whole, and choose as if this one had read it."""
+    def take(self, held: BudgetedLayer) -> None:
+        """Take in the prompt that another layer holds whole, as if this one had read it. Nothing is chosen yet."""
         assert held.keys is not None
         assert held.values is not None
         assert held._queries is not None
@@ -529,21 +610,30 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._incoming = (held.keys, held.values)
         self.seen = held.seen
         self._mask, self._scoring, self._attention = held._mask, held._scoring, held._attention
-        self._queries = held._queries[:, :, -self.budgets.selection.window :]
+        last = self.budgets.selection.window + (JUDGED if self.budgets.by_prompt else 0)
+        self._queries = held._queries[:, :, -last:]
         self._before = held._before
-        with torch.no_grad():
-            self._end_prompt()
+
+    def ranked(self, grid: list[int]) -> torch.Tensor:
+        """Return the positions of the one prompt that was taken in, as :func:`rank_order` does, ``(kv_heads, n)``."""
+        keys, values = self.held()
+        prompt = self._prompt_of(0, None, keys, values, self._value_weights(values))
+        return rank_order(prompt, self.budgets.selection, grid)
 
     def _value_weights(self, values: torch.Tensor) -> torch.Tensor | None:
         """Return what scores are multiplied by, ``(batch, kv_heads, n)``. None: nothing."""
         if not self.budgets.selection.value_weight:
             return None
         assert self._queries is not None
+        return value_weights(self._projection(), values, self._queries.shape[1])
+
+    def _projection(self) -> torch.nn.Module:
+        """Return the output projection of this layer's attention."""
         module = None if self._attention is None else self._attention()
         name = None if self._facts is None else self._facts.layers[self.model_layer].projection
         if module is None or name is None:
             raise RuntimeError(f"layer {self.model_layer}: its output projection is gone; the model was deleted")
-        return value_weights(module.get_submodule(name), values, self._queries.shape[1])
+        return module.get_submodule(name)
 
     def _prompt_of(
         self,
@@ -696,6 +786,8 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             setattr(twin, name, value)
         if twin._holder is not None and twin._ragged is not None:
             twin._holder.lay_out(twin._ragged.offsets)
+        if self.index in self.budgets.waiting:
+            budgets.waiting[self.index] = twin
         twin.ran = list(self.ran)
         twin._before = copy.deepcopy(self._before)
         twin._show()

@@ -13,36 +13,22 @@ from transformers.cache_utils import Cache, DynamicLayer
 from .._arrays import zeros
 from .._options import at_least
 from .._scores import repeat_scores
-from ._attention import LAYER_MARK, NAMES, implementation
+from ._attention import NAMES, implementation
+from ._context_layer import ContextLayer
 from ._forward import checked_ids, forward
 from ._probe import facts_of
 from ._selection import Scoring
 from ._use import compressed, unwrapped
 
 
-class _RepeatLayer(DynamicLayer):  # type: ignore[misc, unused-ignore]
-    """A layer's context, which every block of the repetition finds as it was, and the scores of its positions.
-
-    The attention function of :func:`use` hands the queries to :meth:`watch`, as it does for the probe.
-    """
-
-    watches = True
+class _RepeatLayer(ContextLayer):
+    """A layer's context, which every block of the repetition finds as it was, and the scores of its positions."""
 
     def __init__(self, index: int, context: DynamicLayer) -> None:
-        super().__init__()
-        self.keys, self.values = context.keys, context.values
-        self.dtype, self.device, self.is_initialized = context.keys.dtype, context.keys.device, True
+        super().__init__(context.keys, context.values)
         self.index = index
         self.blocks = 0
         self.scores: torch.Tensor = zeros(tuple(context.keys.shape[1:3]), context.keys)
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the context's rows and those of the block, and keep the context's alone."""
-        keys = torch.cat([self.keys, key_states], dim=-2)
-        setattr(keys, LAYER_MARK, self)
-        return keys, torch.cat([self.values, value_states], dim=-2)
 
     def watch(
         self,

@@ -67,14 +67,17 @@ class Scoring:
         products = grouped @ keys.float().transpose(-1, -2)
         return products.unflatten(-2, (-1, queries)).flatten(-4, -3)
 
+    def capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of products, which are overwritten: scaled, and capped where the layer does that."""
+        scaled = logits.mul_(self.scale)
+        return scaled if self.softcap is None else scaled.div_(self.softcap).tanh_().mul_(self.softcap)
+
     def weights(self, logits: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
         """Return the attention of the logits, which are overwritten.
 
         `allowed` broadcasts and says which query may see which position, or is what is added to the logits.
         """
-        scaled = logits.mul_(self.scale)
-        if self.softcap is not None:
-            scaled = scaled.div_(self.softcap).tanh_().mul_(self.softcap)
+        scaled = self.capped(logits)
         if allowed is not None and allowed.is_floating_point():
             scaled = scaled.add_(allowed)
         elif allowed is not None:
@@ -157,15 +160,13 @@ def choose(prompt: Prompt, keep: int | npt.NDArray[np.int64], budgets: Budgets, 
     keys = prompt.keys
     kv_heads, n = keys.shape[:2]
     rule, second_hop = budgets.first_hop, budgets.selection.second_hop
-    attention = None
-    if prompt.query is not None and prompt.scoring is not None and (seed or not prompt.scoring.plain):
-        attention = prompt.scoring.window_weights(prompt.query, keys)
+    attention = window_attention(prompt) if seed else None
     each = isinstance(keep, np.ndarray) or budgets.adakv
     if np.all(keep >= n):
         positions: Any = torch.arange(n, device=keys.device).repeat(kv_heads, 1)
         method = "nothing evicted"
     else:
-        scores, weights = _scores(prompt, attention, rule), prompt.weights
+        scores, weights = scores_of(prompt, rule, attention), prompt.weights
         if budgets.adakv:
             if weights is not None:
                 weights = budgets.ranks.gathered(weights)
@@ -185,7 +186,7 @@ def choose(prompt: Prompt, keep: int | npt.NDArray[np.int64], budgets: Budgets, 
         method = "native kernels" if keys.device.type == "cpu" else f"torch on {keys.device.type}"
     if not seed:
         return positions, method, keys.new_empty(0)
-    if attention is None:
+    if attention is None:  # no queries
         return positions, method, None
     rows = reduce_groups(attention.transpose(0, 1), kv_heads, rule.reduce).transpose(0, 1)
     if each:
@@ -193,8 +194,18 @@ def choose(prompt: Prompt, keep: int | npt.NDArray[np.int64], budgets: Budgets, 
     return positions, method, rows.gather(-1, positions[:, None].expand(-1, rows.shape[1], -1))
 
 
-def _scores(prompt: Prompt, attention: torch.Tensor | None, rule: Selection) -> torch.Tensor:
-    """Return the scores of the positions that are not protected, ``(kv_heads, n - protected)``."""
+def window_attention(prompt: Prompt) -> torch.Tensor | None:
+    """Return the attention of the window's queries, ``(q_heads, window, n)``. None where they are not known."""
+    if prompt.query is None or prompt.scoring is None:
+        return None
+    return prompt.scoring.window_weights(prompt.query, prompt.keys)
+
+
+def scores_of(prompt: Prompt, rule: Selection, attention: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the scores of the positions that are not protected, ``(kv_heads, n - protected)``.
+
+    `attention` is that of the window, where the caller has it.
+    """
     kv_heads, n = prompt.keys.shape[:2]
     scored = n - rule.protected
     if prompt.scores is not None:
@@ -211,6 +222,8 @@ def _scores(prompt: Prompt, attention: torch.Tensor | None, rule: Selection) -> 
         expected = prompt.before.expected(prompt.keys, prompt.scoring.scale)[:, :scored].contiguous()
         if rule.score == "expected":
             return expected
+    if attention is None and not prompt.scoring.plain:
+        attention = window_attention(prompt)
     if attention is not None:
         window = window_scores(attention, num_kv_heads=kv_heads, selection=rule)
     else:

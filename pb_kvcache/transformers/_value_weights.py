@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-#: What each output projection has computed, beside the weights that it was computed from.
-_products: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, torch.Tensor]] = weakref.WeakKeyDictionary()
+#: What each output projection has computed for how many parts, beside the weights that it was computed from.
+_products: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, tuple[Any, torch.Tensor]]] = weakref.WeakKeyDictionary()
 
 
 def value_weights(projection: torch.nn.Module, values: torch.Tensor, q_heads: int) -> torch.Tensor:
@@ -31,7 +31,7 @@ def value_weights(projection: torch.nn.Module, values: torch.Tensor, q_heads: in
         ``(..., kv_heads, n)`` float32.
     """
     kv_heads, value_dim = values.shape[-3], values.shape[-1]
-    products = _of_heads(projection, q_heads, value_dim).to(values.device)
+    products = projection_products(projection, q_heads, value_dim).to(values.device)
     grouped = products.unflatten(0, (kv_heads, -1))  # (kv_heads, group, value_dim, value_dim)
     total = torch.zeros(values.shape[:-1], dtype=torch.float32, device=values.device)
     for head, group in enumerate(grouped):
@@ -42,19 +42,34 @@ def value_weights(projection: torch.nn.Module, values: torch.Tensor, q_heads: in
     return total.div_(grouped.shape[1])
 
 
-def _of_heads(projection: torch.nn.Module, q_heads: int, value_dim: int) -> torch.Tensor:
-    """Return ``W_O,q^T W_O,q`` of each query head, ``(q_heads, value_dim, value_dim)`` float32, once a projection."""
+def projection_products(projection: torch.nn.Module, parts: int, width: int, *, remember: bool = True) -> torch.Tensor:
+    """Return ``W^T W`` of each part of the projection's inputs: what a difference there does to the layer's output.
+
+    Parameters
+    ----------
+    projection
+        As for :func:`value_weights`.
+    parts, width
+        How many parts, of how many inputs each: query heads, the groups of KV heads, or all heads as one.
+    remember
+        Whether the next call for so many parts finds it computed, unless the weights changed.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(parts, width, width)`` float32.
+    """
     weight = _weight(projection)
-    mark = None if weight is None else (weight.data_ptr(), weight._version, weight.dtype, q_heads)
-    known = _products.get(projection)
+    mark = None if weight is None else (weight.data_ptr(), weight._version, weight.dtype, width)
+    known = _products.get(projection, {}).get(parts)
     if known is not None and mark is not None and known[0] == mark:
         return known[1]
     with torch.inference_mode(False), torch.no_grad():
         read = (lambda first, end: weight[:, first:end].float()) if weight is not None else _asked(projection)
-        heads = [read(head * value_dim, (head + 1) * value_dim) for head in range(q_heads)]
-        products = torch.stack([columns.mT @ columns for columns in heads])
-    if mark is not None:
-        _products[projection] = mark, products
+        columns = [read(part * width, (part + 1) * width) for part in range(parts)]
+        products = torch.stack([one.mT @ one for one in columns])
+    if mark is not None and remember:
+        _products.setdefault(projection, {})[parts] = mark, products
     return products
 
 
