@@ -12,8 +12,6 @@ So does one that chooses positions by an index, whose choice among equals depend
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.metadata
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ import numpy.typing as npt
 
 from .._checks import integer
 from .._filled_cache import cache_argument, common, filled_layers
+from ._extra import extra, versions
 from .traces import PackedTrace
 
 __all__ = ["DTYPES", "load_model", "record", "record_ids"]
@@ -34,16 +33,6 @@ _PIECE_BYTES = 256 << 20
 DTYPES = ("float32", "bfloat16", "float16")
 #: A window that no text fills.
 _NO_WINDOW = 1 << 30
-
-
-def _extra(module: str) -> Any:
-    """Import a module of the extra, or say which extra it belongs to."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"recording needs {module}, which is not installed: pip install 'pb-kvcache[transformers]'"
-        ) from error
 
 
 def load_model(path: str | os.PathLike[str], *, dtype: str = "float32", device: str = "cpu") -> tuple[Any, Any]:
@@ -77,7 +66,7 @@ def load_model(path: str | os.PathLike[str], *, dtype: str = "float32", device: 
         raise ValueError(f"dtype = {dtype!r}: must be one of {', '.join(DTYPES)}")
     if not path.exists():
         raise FileNotFoundError(f"model: there is no file or folder {path}")
-    torch, transformers = _extra("torch"), _extra("transformers")
+    torch, transformers = extra("torch"), extra("transformers")
     try:
         torch.empty(1, device=device)  # before the model is loaded
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -89,7 +78,7 @@ def load_model(path: str | os.PathLike[str], *, dtype: str = "float32", device: 
         if path.suffix != ".gguf":
             raise ValueError(f"model: {path} is neither a folder nor a .gguf file")
         for module in ("gguf", "accelerate"):
-            _extra(module)
+            extra(module)
         folder, options["gguf_file"] = path.parent, path.name
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
@@ -207,7 +196,7 @@ def record_ids(
         Too few or too many tokens. The model gives no attention, or attention to less than all positions before: it is
         not eager. It cannot run with transformers' own cache.
     """
-    torch = _extra("torch")
+    torch = extra("torch")
     config = model.config.get_text_config(decoder=True)
     length = len(ids)
     limit = getattr(config, "max_position_embeddings", None)
@@ -239,7 +228,7 @@ def record_ids(
                     weights[first : first + step] = mean[step - start, :step]
             if progress is not None:
                 progress(end)
-    recorder = {"weights": "float16, mean over query heads, without the token's own", **_versions()}
+    recorder = {"weights": "float16, mean over query heads, without the token's own", **versions()}
     return PackedTrace(name, len(rows), length, weights, run.found() | {"recorder": recorder} | dict(metadata or {}))
 
 
@@ -248,7 +237,7 @@ class _Run:
 
     def __init__(self, model: Any, config: Any) -> None:
         self.decoder = model.base_model  # the vocabulary's logits are not needed
-        self.cache = _extra("transformers").DynamicCache(config=config)
+        self.cache = extra("transformers").DynamicCache(config=config)
         for layer in self.cache.layers:
             if getattr(layer, "sliding_window", None) is not None:
                 layer.sliding_window = _NO_WINDOW  # the mask still hides what lies before the model's own window
@@ -295,7 +284,7 @@ class _Run:
                     f"must be (1, heads, {tokens.shape[1]}, {end}): is it eager, and over all positions?"
                 )
             self.query_heads = shape[1]
-            means.append(attention[0].float().mean(dim=0).to(_extra("torch").float16).cpu().numpy())
+            means.append(attention[0].float().mean(dim=0).to(extra("torch").float16).cpu().numpy())
         return means
 
     def found(self) -> dict[str, Any]:
@@ -323,7 +312,7 @@ def _sha256(path: Path) -> str:
 
 def _gguf_fields(path: Path) -> dict[str, Any]:
     """Return what a GGUF file says of its model: name, licence, ..."""
-    reader = _extra("gguf").GGUFReader(path)
+    reader = extra("gguf").GGUFReader(path)
     wanted = {
         "general.name": "name_in_file",
         "general.license": "licence",
@@ -331,13 +320,3 @@ def _gguf_fields(path: Path) -> dict[str, Any]:
         "tokenizer.ggml.add_bos_token": "add_bos_token",
     }
     return {ours: reader.fields[theirs].contents() for theirs, ours in wanted.items() if theirs in reader.fields}
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in ("pb-kvcache", "torch", "transformers", "tokenizers", "gguf", "numpy"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions

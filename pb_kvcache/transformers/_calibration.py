@@ -115,7 +115,8 @@ class _JudgedLayer(ContextLayer):
         for name, parts, keep in (("head_errors", kv_heads, True), ("layer_errors", 1, False)):
             products = projection_products(projection, parts, width // parts, remember=keep)
             errors = output_errors(differences, products) / self.residual.to(differences.device)
-            setattr(self, name, errors.mean(dim=-1))
+            # A token whose embedding is 0, such as padding, has no residual stream to compare with in the first layer.
+            setattr(self, name, errors[..., self.residual.to(errors.device) > 0].mean(dim=-1))
 
 
 def prompt_curves(
@@ -126,7 +127,7 @@ def prompt_curves(
     selection: Selection,
     grid: Sequence[int],
     outcome_grid: Sequence[int] = (),
-    progress: Callable[[], object] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> PromptCurves:
     """Measure what the tokens after a prompt lose where positions of it are evicted.
 
@@ -145,7 +146,7 @@ def prompt_curves(
     outcome_grid
         Those of them at which each layer is compressed alone. Empty: outcomes are not measured.
     progress
-        Called after each layer's outcomes.
+        Called with how many layers are done and how many there are. Once where outcomes are not measured.
 
     Raises
     ------
@@ -177,6 +178,8 @@ def prompt_curves(
         outcomes = None
         if outcome_grid:
             outcomes = _outcomes(model, inner, fed, read, judged, blocks, outputs, reference, outcome_grid, progress)
+        elif progress is not None:
+            progress(len(judged), len(judged))
     return PromptCurves(found[0], found[1][:, 0], outcomes)
 
 
@@ -193,7 +196,7 @@ def _outcomes(
     outputs: list[Any],
     reference: torch.Tensor,
     grid: Sequence[int],
-    progress: Callable[[], object] | None,
+    progress: Callable[[int, int], object] | None,
 ) -> npt.NDArray[np.float64]:
     """Return what the answer loses where each layer alone keeps each number of positions, one batch a layer."""
     kept = torch.tensor(list(grid))
@@ -209,7 +212,7 @@ def _outcomes(
         cross = torch.einsum("tv,btv->bt", reference.exp(), logprobs)
         rows.append((entropy - cross).mean(dim=-1))
         if progress is not None:
-            progress()
+            progress(len(rows), len(judged))
     measured: npt.NDArray[np.float64] = torch.stack(rows).double().cpu().numpy()
     return measured
 

@@ -42,3 +42,27 @@ def forward(
         options["logits_to_keep"] = 1
     mask = torch.ones(len(ids), seen, dtype=torch.long, device=ids.device)
     return model(input_ids=ids, attention_mask=mask, **options).logits  # type: ignore[no-any-return, unused-ignore]
+
+
+def greedy(
+    model: Any,
+    inner: PreTrainedModel,
+    cache: Cache,
+    logits: torch.Tensor,
+    count: int,
+    stop: frozenset[int] = frozenset(),
+) -> list[int]:
+    """Return the likeliest next tokens, each after the ones before it, until `count` of them or one of `stop`.
+
+    `cache` is of one sequence and takes in all of them but the last. `logits` are of the first one, ``(vocabulary,)``.
+    The one of `stop` is not returned.
+    """
+    tokens: list[int] = []
+    while len(tokens) < count:
+        token = int(logits.argmax())
+        if token in stop:
+            break
+        tokens.append(token)
+        if len(tokens) < count:
+            logits = forward(model, inner, torch.tensor([[token]], device=inner.device), cache)[0, -1]
+    return tokens

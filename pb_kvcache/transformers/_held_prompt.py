@@ -13,7 +13,7 @@ from .._options import at_least
 from .._selection import SCORES, Selection
 from ._attention import NAMES, implementation
 from ._cache import BudgetedCache
-from ._forward import checked_ids, forward
+from ._forward import checked_ids, forward, greedy
 from ._layer import JUDGED, BudgetedLayer
 from ._probe import facts_of
 from ._use import unwrapped
@@ -150,6 +150,18 @@ class HeldPrompt:
                 taken.append(layer)
         cache._seen = self.length
         return cache, taken
+
+    def answer(self, model: Any, count: int) -> list[int]:
+        """Return the next tokens that a model is surest of with the full cache: its own answer, ``count`` tokens."""
+        with torch.inference_mode():
+            return greedy(model, unwrapped(model), self.full(), self.logits, count)
+
+    @property
+    def head_dim(self) -> int | None:
+        """Elements of a key, where all layers have the same number."""
+        held = [layer.held()[0] for layer in self._read.layers if isinstance(layer, BudgetedLayer) and layer.seen]
+        sizes = {int(keys.shape[-1]) for keys in held}
+        return sizes.pop() if len(sizes) == 1 else None
 
     @property
     def nbytes(self) -> int:
