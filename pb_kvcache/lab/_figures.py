@@ -77,6 +77,11 @@ class Reference:
         return self.score is not None and self.score.low > self.chance
 
 
+def asked(row: Row) -> str:
+    """Return a row's budget as it was asked for."""
+    return str(row.get("budget_asked") or row["budget"])
+
+
 def divergence(row: Row) -> float | None:
     """Return a row's mean KL over its tokens."""
     return float(np.mean(row["kl"])) if row["kl"] else None

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ._estimate import DRAWS, LEAST, Estimate, estimate
-from ._figures import FULL, UNIFORM, Figures, Reference, Row, figures, reference_of
+from ._figures import FULL, UNIFORM, Figures, Reference, Row, asked, figures, reference_of
 from ._sentences import sentences
 from ._verdict_tables import table
 
@@ -139,11 +139,6 @@ def _sets(every: Mapping[str, Row]) -> dict[tuple[str, str], list[str]]:
         name = kind if len(tasks) == 1 else f"{task} {kind}"
         sets["kind", name] = [p for p in prompts if (every[p]["task"], every[p]["kind"]) == (task, kind)]
     return sets
-
-
-def asked(row: Row) -> str:
-    """Return a row's budget as it was asked for."""
-    return str(row.get("budget_asked") or row["budget"])
 
 
 def _positions(cells: Mapping[tuple[str, str], dict[str, Row]], budget: str) -> float:
