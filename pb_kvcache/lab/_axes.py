@@ -10,14 +10,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def new(width: float, height: float, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure, in inches, and its axes side by side."""
+def new(width: float, height: float, rows: int, columns: int, **options: Any) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure, in inches, and its axes, row by row."""
     # Figure itself, not pyplot: no global state, no window system.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(1, columns, squeeze=False, **options)[0]
-    return figure, list(axes)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **options).ravel())
 
 
 def plain(axis: Axes, x: str, y: str) -> None:
@@ -42,12 +41,9 @@ def panels(titles: Sequence[str], draw: Callable[[Axes, int], None], x: str, y: 
 
     `draw` gets the panel's axis and its number.
     """
-    from matplotlib.figure import Figure
-
     columns = min(2, len(titles))
     rows = -(-len(titles) // columns)
-    figure = Figure(figsize=(9.5, 3.3 * rows + 0.9), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    figure, axes = new(9.5, 3.3 * rows + 0.9, rows, columns)
     for number, (axis, title) in enumerate(zip(axes, titles, strict=False)):
         draw(axis, number)
         axis.set_title(title, fontsize=10, loc="left", parse_math=False)

@@ -65,7 +65,7 @@ def _style(policy: str, policies: Sequence[str]) -> dict[str, Any]:
 
 
 def _mass_by_budget(results: Results) -> Figure:
-    figure, (mass, recall) = new(9.5, 4.4, 2)
+    figure, (mass, recall) = new(9.5, 4.4, 1, 2)
     for axis, field, title in ((mass, "retained_mass", "retained mass"), (recall, "recall", "recall of the top 32")):
         for policy in results.policies:
             values = [(r.budget, getattr(r, field)) for r in results.reports if r.policy == policy]
@@ -130,7 +130,7 @@ def _budgets(results: Results) -> Figure:
 def _residency(results: Results) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
-    figure, (whole, end) = new(9.5, 4.4, 2, width_ratios=(2, 1))
+    figure, (whole, end) = new(9.5, 4.4, 1, 2, width_ratios=(2, 1))
     budget = results.budgets[len(results.budgets) // 2]
     steps = np.repeat(np.arange(1, results.length), 2)
     last = 2 * min(8, results.length - 1)
