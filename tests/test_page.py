@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html.parser
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -16,28 +15,7 @@ from pb_kvcache._policies import label
 from pb_kvcache.lab import bench, page, traces
 from pb_kvcache.lab.findings import findings
 
-
-class Page(html.parser.HTMLParser):
-    """What a page refers to, and whether its tags are closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.references: list[str] = []
-        self.open: list[str] = []
-        self.words: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
-        if tag not in ("meta", "img", "link", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
+from .html_page import Page
 
 
 def test_the_page_stands_on_its_own(tmp_path: Path) -> None:

@@ -251,7 +251,6 @@ def test_scores_of_several_tasks_are_not_added_up() -> None:
         ("all", ""),
         ("task", "retrieval"),
         ("task", "text"),
-        ("kind", "retrieval 8 keys"),
         ("kind", "text code"),
         ("kind", "text prose"),
     ]
