@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import html.parser
+import xml.etree.ElementTree as ET
 
 
 class Page(html.parser.HTMLParser):
@@ -26,3 +28,12 @@ class Page(html.parser.HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)
+
+    def check_pictures(self, count: int) -> None:
+        """Check that the page refers to so many pictures and nothing else, and that all is inside of them."""
+        assert len(self.references) == count
+        for reference in self.references:
+            assert reference.startswith("data:image/svg+xml;base64,")
+            picture = ET.fromstring(base64.b64decode(reference.partition(",")[2]))
+            links = [value for part in picture.iter() for name, value in part.attrib.items() if name.endswith("href")]
+            assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)

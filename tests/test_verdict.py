@@ -308,3 +308,14 @@ def test_tables_fit_80_columns_and_do_not_break_words() -> None:
     for f in summary.figures:
         if f.part == "all" and f.difference is not None:
             assert change(f.difference) in text
+
+
+def test_names_do_not_become_markup_or_control_a_terminal() -> None:
+    evil = "[red]x[/red]\x1b[31m"
+    rows = [r | {"task": evil if r["task"] == "retrieval" else "text"} for r in run({evil: 0.5}, ("16",))]
+    console = Console(width=200, record=True, file=io.StringIO(), color_system="truecolor", force_terminal=True)
+    for table in verdict.table(summarise(rows)):
+        console.print(table)
+    text = console.export_text(styles=False)
+    assert text.count(r"[red]x[/red]\x1b[31m") >= 4
+    assert "\x1b" not in text
