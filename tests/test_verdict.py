@@ -204,6 +204,15 @@ def test_a_kind_that_is_worse_is_named() -> None:
     )
 
 
+def test_variants_of_which_the_same_is_to_say_by_kind_share_a_sentence() -> None:
+    rows = []
+    for kind in ("prose", "code"):
+        for n in range(8):
+            name = f"text-{kind}-{n}"
+            rows += [row(name, v, kind=kind, kl=[kl]) for v, kl in (("uniform", 1.0), ("a", 0.5), ("b", 0.25))]
+    assert summarise(rows).sentences()[1:] == ["At 64 by kind, a and b: lower KL in 2 of 2, clearly worse in none."]
+
+
 def scored(full: int, uniform: int, other: int, *, count: int = 20, chance: float = 0.25) -> list[dict[str, Any]]:
     """Return rows of a task where the first prompts are answered, so many by each."""
     rows = []
