@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 import json
 import random
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pb_kvcache.lab import verdict
-from pb_kvcache.lab._estimate import change
+from pb_kvcache.lab._estimate import change, written
 from pb_kvcache.lab.verdict import Figures, Summary, summarise
 
 from .evaluation_rows import kl_rows, row, run
@@ -137,6 +138,34 @@ def test_medians_and_means_of_what_is_held() -> None:
     assert (f.bytes, f.rows, f.decode_ms) == (30, 2.0, 2.0)
     assert f.same == pytest.approx(0.8)
     assert f.nll == 1.5
+
+
+def test_a_time_that_nobody_took_is_a_dash() -> None:
+    summary = summarise([row("text-0", decode_ms=None)])
+    assert of(summary, "uniform").decode_ms is None
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(verdict.table(summary)[1])
+    assert console.export_text().split()[-2:] == ["-", "1"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "text"),
+    [
+        ((0.25, 0.15, 0.36), ".25 [.15, .36]"),
+        ((1.5, -0.004, 2.0), "1.50 [0, 2.00]"),
+        ((-0.03, -0.05, 0.01), "\N{MINUS SIGN}.030 [\N{MINUS SIGN}.050, .010]"),
+        ((0.00123, 0.0, 0.002), ".0012 [0, .0020]"),
+        ((0.0,), "0"),
+        ((0.1 + 0.1 * 2 - 0.29,), ".010"),
+    ],
+)
+def test_figures_of_one_kind_have_the_same_decimals(figures: tuple[float, ...], text: str) -> None:
+    assert written(*figures) == text
+
+
+def test_the_example_of_the_module_runs() -> None:
+    failed, tried = doctest.testmod(verdict)
+    assert (failed, tried > 0) == (0, True)
 
 
 def test_a_part_of_the_length_is_one_budget_for_prompts_of_any_length() -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .._text import printable
-from ._estimate import change, or_dash, percent, relative, written
+from ._estimate import change, milliseconds, or_dash, percent, relative, written
 from ._figures import Figures, Reference
 from .findings import size
 
@@ -52,7 +52,7 @@ def _full_table(summary: Summary) -> Table:
     made = _new_table("full cache", ["task"], ["N", "chance", "score [95 %]", "nll", "bytes", "ms"])
     for r in summary.references:
         score = ("-", "-") if r.score is None else (written(r.chance), r.score.text())
-        made.add_row(_name(r.task), str(r.count), *score, or_dash(r.nll), size(r.bytes), f"{r.decode_ms:.1f}")
+        made.add_row(_name(r.task), str(r.count), *score, or_dash(r.nll), size(r.bytes), milliseconds(r.decode_ms))
     return made
 
 
@@ -77,7 +77,7 @@ def _cost_table(budget: str, figures: Sequence[Figures]) -> Table:
     title = f"budget {budget}: tokens as the full cache's, and costs"
     made = _new_table(title, ["variant"], ["same", "nll", "rows a head", "bytes", "ms a token", "N"])
     for f in figures:
-        cost = (f"{f.rows:,.1f}", size(f.bytes), f"{f.decode_ms:.1f}")
+        cost = (f"{f.rows:,.1f}", size(f.bytes), milliseconds(f.decode_ms))
         made.add_row(_name(f.variant), percent(f.same), or_dash(f.nll), *cost, str(f.count))
     return made
 
