@@ -82,9 +82,7 @@ def run(args: argparse.Namespace) -> int:
         )
     plans = [curves.plan(budget) for budget in args.budget]  # what is refused is refused before the judging
     with _progress("judging") as progress:
-        found = calibrate.judge(
-            loaded, curves, judged, budgets=args.budget, selection=args.select, progress=progress
-        )
+        found = calibrate.judge(loaded, curves, judged, budgets=args.budget, selection=args.select, progress=progress)
     say(f"measured on {len(measured)} prompts of {args.length} tokens from {curves.measured['texts']}")
     say(f"judged on {len(judged)} others from {', '.join(path.name for path in args.judge) or 'the same texts'}")
     for one in table(found.summary):
@@ -92,7 +90,10 @@ def run(args: argparse.Namespace) -> int:
     for sentence in [*found.summary.sentences(), *found.losses()]:
         say(sentence)
     if not found.wins and not args.force:
-        say("the plans do not win on prompts that they did not see: nothing is written (--force writes them)", sys.stderr)
+        say(
+            "the plans do not win on prompts that they did not see: nothing is written (--force writes them)",
+            sys.stderr,
+        )
         return 1
     _write(args, curves, plans, found)
     return 0

@@ -178,7 +178,9 @@ class Judgement:
             for other in self.others:
                 theirs = kl[other]
                 if ours is None or theirs is None or ours >= theirs:
-                    found.append(f"At {budget} the calibrated plan's KL is {ours:.4f}, and that of {other} {theirs:.4f}.")
+                    found.append(
+                        f"At {budget} the calibrated plan's KL is {ours:.4f}, and that of {other} {theirs:.4f}."
+                    )
         return found
 
     def to_dict(self) -> dict[str, Any]:
