@@ -46,7 +46,7 @@ def arguments(folder, tmp_path, **changes):
         "--prompts": 2,
         "--judge-prompts": 2,
         "--length": 120,
-        "--budget": [16, 40],
+        "--budget": [36, 60],
         "-o": tmp_path / "plan.json",
         "--curves": tmp_path / "curves.npz",
     } | {"--" + name.replace("_", "-") if len(name) > 1 else "-" + name: value for name, value in changes.items()}
@@ -60,7 +60,7 @@ def arguments(folder, tmp_path, **changes):
 def test_plans_are_judged_and_written_with_how_they_were_made(folder, tmp_path, capsys):
     assert cli.main(arguments(folder, tmp_path, force=True)) == 0
     curves = CurveSet.load(tmp_path / "curves.npz")
-    for budget in (16, 40):
+    for budget in (36, 60):
         assert load_plan(tmp_path / "plan.json", budget) == curves.plan(budget)
     entries = json.loads((tmp_path / "plan.json").read_text())
     for entry in entries:
@@ -76,12 +76,12 @@ def test_plans_are_judged_and_written_with_how_they_were_made(folder, tmp_path, 
 
 
 def test_other_texts_judge_where_they_are_given(folder, tmp_path, capsys):
-    changes = {"judge": [folder / "other.txt"], "budget": [20], "no_outcome": True, "force": True, "curves": None}
+    changes = {"judge": [folder / "other.txt"], "budget": [40], "no_outcome": True, "force": True, "curves": None}
     assert cli.main(arguments(folder, tmp_path, **changes)) == 0
     assert "judged on 2 others from other.txt" in capsys.readouterr().out
     entry = json.loads((tmp_path / "plan.json").read_text())
     assert entry["measured"]["what"] == "output error"
-    assert load_plan(tmp_path / "plan.json").total == 20 * 8
+    assert load_plan(tmp_path / "plan.json").total == 40 * 8
     assert not (tmp_path / "curves.npz").exists()
 
 
@@ -119,10 +119,10 @@ def test_a_judgement_says_where_a_plan_does_not_win():
         ({"prompts": 0}, "prompts = 0: must be at least 1"),
         ({"judge_prompts": 0}, "judge-prompts = 0: must be at least 1"),
         ({"text": ["nowhere.txt"]}, "nowhere.txt"),
-        ({"length": 30}, "prompts: have 30 tokens, must have 36 or more"),
-        ({"length": 2900}, "one.txt"),
-        ({"budget": [8]}, "budget = 8"),
-        ({"budget": [400]}, "budget"),
+        ({"select": "snapkv", "length": 100}, "prompts: have 100 tokens, must have 132 or more"),
+        ({"length": 2900}, "the texts have 2 parts of 2933 tokens"),
+        ({"budget": [32]}, "budget = 32: must be at least 33"),
+        ({"budget": [40, 120]}, "budget = 120: must be at least 33"),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused_in_one_line(folder, tmp_path, capsys, changes, message):

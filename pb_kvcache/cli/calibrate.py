@@ -62,6 +62,13 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{name} = {path}: must end in {suffix}")
         if path is not None and not path.resolve().parent.is_dir():
             raise FileNotFoundError(f"{name}: there is no folder {path.resolve().parent}")
+    least = Selection.named("snapkv").always_kept + 1
+    for budget in args.budget:
+        if not least <= budget < args.length:
+            raise ValueError(
+                f"budget = {budget}: must be at least {least}, the least of uniform budgets with SnapKV's rule, which "
+                f"plans are compared with, and below the {args.length} tokens of a prompt"
+            )
     loaded = evaluate.load(args.model, dtype=args.dtype, device=args.device)
     measured, judged = _items(args, loaded[1])
     with _progress("measuring") as progress:
@@ -73,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             outcome=not args.no_outcome,
             measured={
                 "model": Path(args.model).name,
-                "model_sha256": evaluate.fingerprint(loaded[0])["sha256"],
+                "model_sha256": evaluate.identity(loaded[0])["sha256"],
                 "texts": ", ".join(path.name for path in args.text),
                 "seed": args.seed,
                 "dtype": args.dtype,
