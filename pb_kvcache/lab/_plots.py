@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._policies import colour, find, inverted, label
+from ._axes import legend, new, panels, plain
 from .bench import Results
 from .findings import layers, pyramids_of, uniform_of
 
@@ -63,32 +64,8 @@ def _style(policy: str, policies: Sequence[str]) -> dict[str, Any]:
     return style
 
 
-def _new(width: float, height: float, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    # Figure itself, not pyplot: no global state, no window system.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(1, columns, squeeze=False, **options)[0]
-    return figure, list(axes)
-
-
-def _plain(axis: Axes, x: str, y: str) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(axis="y", color="#e5e5e5", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.set_xlabel(x)
-    axis.set_ylabel(y)
-
-
-def _legend(figure: Figure, axis: Axes) -> None:
-    handles, labels = axis.get_legend_handles_labels()
-    legend = figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # a plan's file may be called anything, "$x$" too
-
-
 def _mass_by_budget(results: Results) -> Figure:
-    figure, (mass, recall) = _new(9.5, 4.4, 2)
+    figure, (mass, recall) = new(9.5, 4.4, 1, 2)
     for axis, field, title in ((mass, "retained_mass", "retained mass"), (recall, "recall", "recall of the top 32")):
         for policy in results.policies:
             values = [(r.budget, getattr(r, field)) for r in results.reports if r.policy == policy]
@@ -98,30 +75,18 @@ def _mass_by_budget(results: Results) -> Figure:
             else:
                 x, y = zip(*values, strict=True)
                 axis.plot(x, y, marker="o", markersize=3.5, **style)
-        _plain(axis, "positions a layer, on average", title)
+        plain(axis, "positions a layer, on average", title)
         axis.set_xscale("log")
         axis.set_xticks(results.budgets, [str(budget) for budget in results.budgets])
         axis.minorticks_off()
-    _legend(figure, mass)
+    legend(figure, mass)
     return figure
 
 
-def _panels(results: Results, draw: Callable[[Axes, int], None], y: str) -> Figure:
-    """Return a figure with one panel a budget, at most two side by side."""
-    from matplotlib.figure import Figure
-
-    columns = min(2, len(results.budgets))
-    rows = -(-len(results.budgets) // columns)
-    figure = Figure(figsize=(9.5, 3.3 * rows + 0.9), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for number, (axis, budget) in enumerate(zip(axes, results.budgets, strict=False)):
-        draw(axis, budget)
-        axis.set_title(f"{budget} positions a layer ({100 * budget / results.length:.0f} %)", fontsize=10, loc="left")
-        _plain(axis, "layer" if number + columns >= len(results.budgets) else "", y if number % columns == 0 else "")
-    for axis in axes[len(results.budgets) :]:
-        axis.set_visible(False)
-    _legend(figure, axes[0])
-    return figure
+def _by_budget(results: Results, draw: Callable[[Axes, int], None], y: str) -> Figure:
+    """Return a figure by layer with one panel a budget."""
+    titles = [f"{budget} positions a layer ({100 * budget / results.length:.0f} %)" for budget in results.budgets]
+    return panels(titles, lambda axis, number: draw(axis, results.budgets[number]), "layer", y)
 
 
 def _mass_by_layer(results: Results) -> Figure:
@@ -130,7 +95,7 @@ def _mass_by_layer(results: Results) -> Figure:
             axis.plot([layer.retained_mass for layer in report.per_layer], **_style(report.policy, results.policies))
         axis.set_ylim(top=1.02)
 
-    return _panels(results, draw, "retained mass")
+    return _by_budget(results, draw, "retained mass")
 
 
 def _gains(results: Results) -> Figure:
@@ -145,7 +110,7 @@ def _gains(results: Results) -> Figure:
             axis.plot(100 * (mass - base), **_style(policy, results.policies))
         axis.axhline(0, color=colour(uniform, results.policies), linewidth=1.2)
 
-    return _panels(results, draw, "points against uniform")
+    return _by_budget(results, draw, "points against uniform")
 
 
 def _budgets(results: Results) -> Figure:
@@ -159,13 +124,13 @@ def _budgets(results: Results) -> Figure:
                 axis.stairs(values, np.arange(len(values) + 1) - 0.5, baseline=None, **style)
         axis.set_ylim(bottom=0)
 
-    return _panels(results, draw, "positions kept")
+    return _by_budget(results, draw, "positions kept")
 
 
 def _residency(results: Results) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
-    figure, (whole, end) = _new(9.5, 4.4, 2, width_ratios=(2, 1))
+    figure, (whole, end) = new(9.5, 4.4, 1, 2, width_ratios=(2, 1))
     budget = results.budgets[len(results.budgets) // 2]
     steps = np.repeat(np.arange(1, results.length), 2)
     last = 2 * min(8, results.length - 1)
@@ -187,9 +152,9 @@ def _residency(results: Results) -> Figure:
     end.axhline(total, color="#999999", linewidth=0.8)
     end.annotate("the total", (1, total), xycoords=("axes fraction", "data"), ha="right", va="top", color="#666666")
     end.set_ylim(total - 0.5 * results.num_layers, total + 1.5 * results.num_layers)
-    _plain(whole, "step", f"positions held, {layers(results)}, {budget} each on average")
-    _plain(end, "step", "")
+    plain(whole, "step", f"positions held, {layers(results)}, {budget} each on average")
+    plain(end, "step", "")
     end.set_title("the last steps", fontsize=10, loc="left")
     end.yaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(figure, whole)
+    legend(figure, whole)
     return figure

@@ -8,7 +8,7 @@ from .._policies import find, label, ratio_of
 from .bench import Results
 from .replay import ReplayReport
 
-__all__ = ["TIMES", "findings", "layers", "points", "pyramids_of", "size", "step_time", "uniform_of"]
+__all__ = ["TIMES", "findings", "layers", "listed", "points", "pyramids_of", "size", "step_time", "uniform_of"]
 
 _MINUS = "\N{MINUS SIGN}"
 
@@ -24,8 +24,8 @@ def findings(results: Results) -> list[str]:
         best.setdefault(max(rated, key=lambda p: reports[p, budget].retained_mass), []).append(budget)
     available = next(iter(reports.values())).available_mass
     sentences = [
-        f"{label(policy)} retains most at {_and(map(str, budgets))} positions a layer: "
-        f"{_and(f'{reports[policy, budget].retained_mass:.4f}' for budget in budgets)} of the attention, "
+        f"{label(policy)} retains most at {listed(map(str, budgets))} positions a layer: "
+        f"{listed(f'{reports[policy, budget].retained_mass:.4f}' for budget in budgets)} of the attention, "
         f"where a full cache has {available:.4f}."
         for policy, budgets in best.items()
     ]
@@ -36,8 +36,9 @@ def findings(results: Results) -> list[str]:
         gains = [points(r.retained_mass - u.retained_mass) for r, u in pairs]
         worst = [points(r.worst_layer.retained_mass - u.worst_layer.retained_mass) for r, u in pairs]
         sentences.append(
-            f"{label(policy)} against uniform SnapKV, in points of retained mass at {_and(map(str, results.budgets))} "
-            f"positions a layer: {_and(gains)} on average over layers, {_and(worst)} in the layer that retains least."
+            f"{label(policy)} against uniform SnapKV, in points of retained mass at "
+            f"{listed(map(str, results.budgets))} positions a layer: {listed(gains)} on average over layers, "
+            f"{listed(worst)} in the layer that retains least."
         )
     return sentences
 
@@ -58,7 +59,8 @@ def points(gain: float) -> str:
     return text if float(text) == 0 else f"{'+' if gain > 0 else _MINUS}{text}"
 
 
-def _and(words: Iterable[str]) -> str:
+def listed(words: Iterable[str]) -> str:
+    """Return words as a sentence lists them. There is one at least."""
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last
 
