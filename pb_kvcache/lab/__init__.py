@@ -4,6 +4,7 @@
 - :mod:`pb_kvcache.lab.record`: a decoder's attention as a trace (extra ``transformers``).
 - :mod:`pb_kvcache.lab.replay`: one trace through one policy, and what the policy kept.
 - :mod:`pb_kvcache.lab.bench`: one trace through many policies at equal total memory.
+- :mod:`pb_kvcache.lab.tasks`: prompts whose answers are known, for judging what eviction costs.
 - :mod:`pb_kvcache.lab.findings`: what a benchmark's figures say, in sentences.
 - :mod:`pb_kvcache.lab.page`: a benchmark as one HTML page with plots (extra ``bench``).
 
