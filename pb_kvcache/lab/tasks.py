@@ -343,7 +343,7 @@ def make(
     name, colon, argument = task.partition(":")
     encoder = Encoder(tokenizer)
     if task == "text":
-        return _texts(encoder, count, length, seed, list(texts), filler)
+        return _texts(encoder, count, length, seed, texts, filler)
     if name == "jsonl" and argument:
         return _prompts(encoder, argument, count, length, seed)
     if name not in _MADE or (colon and name != "retrieval"):

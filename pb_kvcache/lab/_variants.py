@@ -1,0 +1,180 @@
+"""What an evaluation compares: how a total is divided, which rule ranks positions, and whether rows are merged."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from .. import CurveSet
+from .._plan_file import load_plan, read_plans
+from .._selection import SCORES, Selection
+
+#: What every difference is to.
+UNIFORM = "uniform"
+#: Divisions of a total that need no file, and what begins those with a number.
+PLANS = (UNIFORM, "pyramid:RATIO", "adakv", "prompt")
+#: Ways to merge, and none.
+MERGES = ("none", "nearest", "fitted", "macro")
+
+
+def rule_named(name: str) -> Selection:
+    """Return the rule of a name: one of :class:`pb_kvcache.Selection`, or a score alone.
+
+    A score alone is not pooled and protects the last 8 positions. Expected attention weighs values.
+
+    Raises
+    ------
+    ValueError
+        For another name.
+    """
+    if name in Selection.NAMES:
+        return Selection.named(name)
+    if name not in SCORES[1:]:
+        known = ", ".join(dict.fromkeys([*Selection.NAMES, *SCORES[1:]]))
+        raise ValueError(f"selection = {name!r}: must be one of {known}")
+    return Selection(kernel=1, protect=8, score=name, value_weight=name == "expected")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compress a prompt.
+
+    Attributes
+    ----------
+    plan
+        ``"uniform"``, ``"pyramid:RATIO"``, ``"adakv"``, ``"prompt"``, or the path of a plan file or curve file.
+    selection
+        The name of a rule, as :func:`rule_named` knows it.
+    merge
+        One of :data:`MERGES`.
+    digest
+        Of the file. Empty without one.
+    """
+
+    plan: str = UNIFORM
+    selection: str = "snapkv"
+    merge: str = "none"
+    digest: str = ""
+
+    @property
+    def label(self) -> str:
+        """What tables call it: the parts that are not the default ones."""
+        parts = [Path(self.plan).name if self.is_file else self.plan]
+        parts += [self.selection] if self.selection != "snapkv" else []
+        parts += [self.merge] if self.merge != "none" else []
+        return " ".join(parts)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the plan is a file."""
+        return bool(self.digest)
+
+    @property
+    def rule(self) -> Selection:
+        """The rule."""
+        return rule_named(self.selection)
+
+    def options(self, budget: int) -> dict[str, Any]:
+        """Return what a cache is made with at a budget, in positions a KV head on average."""
+        options: dict[str, Any] = {"selection": self.rule}
+        if self.merge != "none":
+            options["merge"] = self.merge
+        if self.is_file and _is_curve_file(self.plan):
+            return options | {"budget": budget, "curves": self.plan}
+        if self.is_file:
+            plans = read_plans(self.plan)
+            return options | {"plan": plans[0] if len(plans) == 1 else load_plan(self.plan, budget)}
+        options["budget"] = budget
+        if self.plan.startswith("pyramid:"):
+            options["ratio"] = _ratio(self.plan)
+        if self.plan == "adakv":
+            options["heads"] = "adakv"
+        if self.plan == "prompt":
+            options["allocate"] = "prompt"
+        return options
+
+    def check(self, budget: int | None) -> None:
+        """Refuse a budget that a plan file does not have. None: one that depends on the prompt."""
+        if not self.is_file or _is_curve_file(self.plan):
+            return
+        plans = read_plans(self.plan)
+        have = [plan.total / plan.budgets.size for plan in plans]
+        if budget is None or budget not in have:
+            asked = "a percentage" if budget is None else f"{budget}"
+            raise ValueError(
+                f"{self.plan}: has plans of {', '.join(f'{one:g}' for one in have)} positions on average, and the "
+                f"budget is {asked}; a curve file has every budget"
+            )
+
+
+def make_variants(
+    plans: Sequence[str] = (UNIFORM,), selections: Sequence[str] = ("snapkv",), merges: Sequence[str] = ("none",)
+) -> list[Variant]:
+    """Return every plan with every rule and every way to merge. Uniform budgets of the plain rule come first.
+
+    Raises
+    ------
+    OSError, ValueError
+        A name that is not known, or a file that cannot be read or holds something else.
+    """
+    found = [Variant()]
+    for plan, selection, merge in itertools.product(plans, selections, merges):
+        rule_named(selection)
+        if merge not in MERGES:
+            raise ValueError(f"merge = {merge!r}: must be one of {', '.join(MERGES)}")
+        found.append(Variant(plan, selection, merge, _digest(plan)))
+    unique = list(dict.fromkeys(found))
+    labels: dict[str, Variant] = {}
+    for variant in unique:
+        other = labels.setdefault(variant.label, variant)
+        if other is not variant:
+            raise ValueError(
+                f"plan: {other.plan} and {variant.plan} would both be called {variant.label!r}; rename one"
+            )
+    return unique
+
+
+def _digest(plan: str) -> str:
+    """Return the digest of a plan's file. Empty for a plan without one."""
+    if plan in PLANS or (plan.startswith("pyramid:") and _ratio(plan)):
+        return ""
+    if plan.startswith("kvpress:"):
+        raise ValueError(
+            f"plan = {plan!r}: presses of kvpress are not run here; its own evaluation writes predictions.csv and "
+            "metrics.json with the names that this one has"
+        )
+    path = Path(plan)
+    if not path.is_file():
+        known = ", ".join(PLANS)
+        near = difflib.get_close_matches(plan, PLANS, 1)
+        raise ValueError(
+            f"plan = {plan!r}: is neither a file nor one of {known}" + (f"; did you mean {near[0]}?" if near else "")
+        )
+    if _is_curve_file(plan):
+        CurveSet.load(plan)
+    else:
+        read_plans(plan)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _is_curve_file(plan: str) -> bool:
+    return Path(plan).suffix == ".npz"
+
+
+def _ratio(plan: str) -> float:
+    text = plan.partition(":")[2]
+    try:
+        ratio = float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        ratio = 0.0
+    if not ratio > 0:
+        raise ValueError(
+            f"plan = {plan!r}: the ratio must be a number or fraction above 0, as in pyramid:4 or pyramid:1/4"
+        )
+    return ratio
