@@ -134,9 +134,7 @@ def make_variants(
     for variant in unique:
         other = labels.setdefault(variant.label, variant)
         if other is not variant:
-            raise ValueError(
-                f"plan: {other.plan} and {variant.plan} would both be called {variant.label!r}; rename one"
-            )
+            raise ValueError(f"plan: {other.plan} and {variant.plan} are both called {variant.label!r}; rename one")
     return unique
 
 
@@ -174,7 +172,5 @@ def _ratio(plan: str) -> float:
     except (ValueError, ZeroDivisionError):
         ratio = 0.0
     if not ratio > 0:
-        raise ValueError(
-            f"plan = {plan!r}: the ratio must be a number or fraction above 0, as in pyramid:4 or pyramid:1/4"
-        )
+        raise ValueError(f"plan = {plan!r}: the ratio must be a number above 0, as in pyramid:4 or pyramid:1/4")
     return ratio

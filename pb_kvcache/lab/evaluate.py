@@ -376,8 +376,9 @@ def _known(file: ProgressFile, items: list[Item], variants: list[Variant]) -> di
 def _new_rows(source: Any, protocol: _Protocol, path: Path, tasks: list[_Task], jobs: int) -> Iterator[Row]:
     """Yield the rows that the file does not have yet, which are written to it."""
     if jobs == 1:
+        model, tokenizer = source
         for task in tasks:
-            for row in _judged(*source, protocol, task):
+            for row in _judged(model, tokenizer, protocol, task):
                 append(path, row)
                 yield row
         return
