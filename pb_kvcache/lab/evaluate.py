@@ -73,7 +73,12 @@ def load(path: str | os.PathLike[str], *, dtype: str = "float32", device: str = 
     """
     extra("torch", "evaluating")
     with _loading:
-        return _loaded(os.path.abspath(_packaged(path)), dtype, device)  # noqa: PTH100 - workers have other folders
+        return _loaded(_absolute(path), dtype, device)
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    """Return where a model is, for workers whose working directory may be another."""
+    return os.path.abspath(_packaged(path))  # noqa: PTH100 - links stay: the model's name is the link's
 
 
 def _packaged(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -199,7 +204,7 @@ def evaluate(
     if isinstance(model, tuple) and jobs != 1:
         raise ValueError(f"jobs = {jobs}: workers load the model themselves; give its path, or jobs = 1")
     loaded = _used(model) if isinstance(model, tuple) else load(model, dtype=dtype, device=device)
-    source: Any = loaded if isinstance(model, tuple) or jobs == 1 else (os.fspath(model), dtype, device)
+    source: Any = loaded if isinstance(model, tuple) or jobs == 1 else (_absolute(model), dtype, device)
     protocol = _Protocol(question, answer)
     chosen = list(dict.fromkeys([Variant(), *variants]))
     cells = _checked_cells(loaded[0], items, chosen, [str(budget).strip() for budget in budgets], protocol)
