@@ -26,6 +26,8 @@ from ._head_plan import HeadPlan
 from ._plan import LayerPlan
 from ._text import read_json, write_json
 
+#: Curves that come with the package, by name.
+SHIPPED = {"smollm2": "curves-smollm2-135m.npz"}
 #: The most bytes of a file, and of one member: 8 million losses, 64 times 128 layers of 64 heads and 16 points.
 _LIMIT = 64 << 20
 #: The most bytes of `measured` as JSON.
@@ -210,7 +212,8 @@ class CurveSet:
         Parameters
         ----------
         path
-            The file. What it is shows in its first bytes, whatever its name.
+            The file. What it is shows in its first bytes, whatever its name. Or ``"smollm2"``, where no file is called
+            that: the shipped curves of SmolLM2-135M-Instruct.
         grid
             The budgets of a plain array, which has none. None for an ``.npz`` file, which has its own.
 
@@ -223,6 +226,8 @@ class CurveSet:
             `grid` is missing or in excess. The message names the file.
         """
         name = os.fspath(path)
+        if name in SHIPPED and not Path(path).exists():
+            path = Path(__file__).parent / "data" / SHIPPED[name]
         with Path(path).open("rb") as file:
             content = file.read(_LIMIT + 1)
         if len(content) > _LIMIT:

@@ -118,6 +118,12 @@ def test_retrieval_asks_for_one_of_its_keys_at_depths_that_are_spread() -> None:
     assert len({item.answers for item in items}) > 20
 
 
+def test_a_model_may_write_its_answer_and_a_little_more() -> None:
+    allowed = {task: tasks.make(task, Words(), count=1, length=400)[0].max_new_tokens for task in tasks.TASKS}
+    # One word, one number, or words with their commas, and four tokens. A text's is its continuation.
+    assert allowed == {"text": 33, "retrieval": 5, "niah": 5, "vt": 7, "cwe": 9, "fwe": 7}
+
+
 def test_vt_follows_a_value_through_its_variables() -> None:
     tokenizer = Words()
     for item in tasks.make("vt", tokenizer, count=10, length=500):
@@ -260,6 +266,7 @@ def test_a_file_of_prompts_has_one_of_three_sets_of_fields(tmp_path: Path) -> No
     assert [item.name for item in items] == [f"{task}-{line}" for line in (1, 2, 3)]
     assert [tokenizer.decode(item.continuation) for item in items] == ["red", "a dog", "7"]
     assert {item.task for item in items} == {"jsonl"}
+    assert {item.max_new_tokens for item in items} == {32}
 
 
 def test_prompts_of_a_file_are_not_cut(tmp_path: Path) -> None:

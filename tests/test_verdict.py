@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 import json
 import random
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pb_kvcache.lab import verdict
-from pb_kvcache.lab._estimate import change
+from pb_kvcache.lab._estimate import change, written
 from pb_kvcache.lab.verdict import Figures, Summary, summarise
 
 from .evaluation_rows import kl_rows, row, run
@@ -139,6 +140,34 @@ def test_medians_and_means_of_what_is_held() -> None:
     assert f.nll == 1.5
 
 
+def test_a_time_that_nobody_took_is_a_dash() -> None:
+    summary = summarise([row("text-0", decode_ms=None)])
+    assert of(summary, "uniform").decode_ms is None
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(verdict.table(summary)[1])
+    assert console.export_text().split()[-2:] == ["-", "1"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "text"),
+    [
+        ((0.25, 0.15, 0.36), ".25 [.15, .36]"),
+        ((1.5, -0.004, 2.0), "1.50 [0, 2.00]"),
+        ((-0.03, -0.05, 0.01), "\N{MINUS SIGN}.030 [\N{MINUS SIGN}.050, .010]"),
+        ((0.00123, 0.0, 0.002), ".0012 [0, .0020]"),
+        ((0.0,), "0"),
+        ((0.1 + 0.1 * 2 - 0.29,), ".010"),
+    ],
+)
+def test_figures_of_one_kind_have_the_same_decimals(figures: tuple[float, ...], text: str) -> None:
+    assert written(*figures) == text
+
+
+def test_the_example_of_the_module_runs() -> None:
+    failed, tried = doctest.testmod(verdict)
+    assert (failed, tried > 0) == (0, True)
+
+
 def test_a_part_of_the_length_is_one_budget_for_prompts_of_any_length() -> None:
     rows = [row(f"text-{n}", variant, "25%", tokens=100 + 8 * n) for n in range(8) for variant in ("uniform", "a")]
     summary = summarise([*rows, row("text-0", budget="16"), row("text-0", "a", "64")])
@@ -204,6 +233,15 @@ def test_a_kind_that_is_worse_is_named() -> None:
     )
 
 
+def test_variants_of_which_the_same_is_to_say_by_kind_share_a_sentence() -> None:
+    rows = []
+    for kind in ("prose", "code"):
+        for n in range(8):
+            name = f"text-{kind}-{n}"
+            rows += [row(name, v, kind=kind, kl=[kl]) for v, kl in (("uniform", 1.0), ("a", 0.5), ("b", 0.25))]
+    assert summarise(rows).sentences()[1:] == ["At 64 by kind, a and b: lower KL in 2 of 2, clearly worse in none."]
+
+
 def scored(full: int, uniform: int, other: int, *, count: int = 20, chance: float = 0.25) -> list[dict[str, Any]]:
     """Return rows of a task where the first prompts are answered, so many by each."""
     rows = []
@@ -251,7 +289,6 @@ def test_scores_of_several_tasks_are_not_added_up() -> None:
         ("all", ""),
         ("task", "retrieval"),
         ("task", "text"),
-        ("kind", "retrieval 8 keys"),
         ("kind", "text code"),
         ("kind", "text prose"),
     ]
@@ -309,3 +346,14 @@ def test_tables_fit_80_columns_and_do_not_break_words() -> None:
     for f in summary.figures:
         if f.part == "all" and f.difference is not None:
             assert change(f.difference) in text
+
+
+def test_names_do_not_become_markup_or_control_a_terminal() -> None:
+    evil = "[red]x[/red]\x1b[31m"
+    rows = [r | {"task": evil if r["task"] == "retrieval" else "text"} for r in run({evil: 0.5}, ("16",))]
+    console = Console(width=200, record=True, file=io.StringIO(), color_system="truecolor", force_terminal=True)
+    for table in verdict.table(summarise(rows)):
+        console.print(table)
+    text = console.export_text(styles=False)
+    assert text.count(r"[red]x[/red]\x1b[31m") >= 4
+    assert "\x1b" not in text

@@ -9,12 +9,12 @@ from typing import NoReturn
 
 from .. import __version__
 from .._text import one_line, printable
-from . import bench, budget, evaluate, plan, record, vectors
+from . import bench, budget, calibrate, evaluate, plan, record, vectors
 from ._output import complete, say
 
 #: Modules with ``register(subparsers)``, which adds a subcommand and sets ``run``: a function from the parsed
 #: arguments to an exit status. In the order of the help text.
-_COMMANDS = (budget, bench, evaluate, plan, record, vectors)
+_COMMANDS = (budget, bench, calibrate, evaluate, plan, record, vectors)
 
 
 class _Parser(argparse.ArgumentParser):

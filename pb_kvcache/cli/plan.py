@@ -52,7 +52,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     which.add_argument(
         "--curves",
         metavar="FILE",
-        help="a curve file: what every KV head loses at a few budgets. Gives a plan of the heads",
+        help="a curve file, or smollm2: what every KV head loses at a few budgets. Gives a plan of the heads",
     )
     model.add_argument(
         "--grid", metavar="LIST", help="with a plain array of curves: its budgets, 16,64,256 for example"

@@ -84,6 +84,11 @@ def percent(part: float | None) -> str:
     return "-" if part is None else f"{100 * part:.0f} %"
 
 
+def milliseconds(value: float | None) -> str:
+    """Return a time. A dash where nothing was timed."""
+    return "-" if value is None else f"{value:.1f}"
+
+
 def or_dash(value: float | None) -> str:
     """Return a figure. A dash where there is none."""
     return "-" if value is None else written(value)
@@ -97,7 +102,7 @@ def relative(part: float) -> str:
 
 def written(value: float, *interval: float, signed: bool = False) -> str:
     """Return figures of one kind with the same decimals, no zero before the point: ``.25 [.15, .36]``."""
-    largest = max(map(abs, (value, *interval)))
+    largest = round(max(map(abs, (value, *interval))), 6)  # .00999... is .01
     decimals = 2 if largest >= 0.1 or largest == 0 else 3 if largest >= 0.01 else 4
 
     def one(number: float) -> str:

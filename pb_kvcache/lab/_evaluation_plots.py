@@ -9,7 +9,7 @@ import numpy as np
 
 from ._axes import new, panels
 from ._estimate import LEAST, Array
-from ._figures import FULL, UNIFORM, Figures, Row, asked
+from ._figures import FULL, UNIFORM, Figures, Reference, Row, asked
 from .findings import size
 from .verdict import Summary
 
@@ -32,12 +32,12 @@ def plots(rows: Sequence[Row], summary: Summary) -> Iterator[tuple[str, str, Fig
         yield (
             "Gain over uniform budgets",
             "KL to the full cache that a variant saves against uniform budgets, paired by prompt, in nats a token, by "
-            "the bytes held (medians over prompts). Above the line is better. Bars are bootstrap intervals of 95 % over "
+            "the bytes held (medians over prompts). Above the line: better. Bars are bootstrap intervals of 95 % over "
             "prompts: one that crosses the line is no clear difference. Points of a budget stand a little apart, so "
             "that bars do not hide each other. The first panel has all prompts, the others tasks and kinds of text.",
             _gains(summary),
         )
-    if any(f.score for f in summary.figures if f.part == "task"):
+    if any(_scored(summary, reference) for reference in summary.references):
         yield (
             "Scores",
             "Mean score by task with bootstrap intervals of 95 %, against the bytes held. The dashed line is the full "
@@ -92,7 +92,7 @@ def _gains(summary: Summary) -> Figure:
 
     def draw(axis: Axes, number: int) -> None:
         figures = shown[number][1]
-        axis.axhline(0, color=colour(UNIFORM, summary.variants), linewidth=1.2)
+        axis.axhline(0, color=colour(UNIFORM, summary.variants), linewidth=1.2, label=UNIFORM)
         for variant in summary.variants:
             at = [(f.bytes, f.difference) for f in figures if f.variant == variant and f.difference]
             gains = [(held, -d.value, -d.high, -d.low) for held, d in at]
@@ -104,14 +104,14 @@ def _gains(summary: Summary) -> Figure:
 
 
 def _scores(summary: Summary) -> Figure:
-    references = [reference for reference in summary.references if reference.score]
+    references = [reference for reference in summary.references if _scored(summary, reference)]
 
     def draw(axis: Axes, number: int) -> None:
         reference = references[number]
         assert reference.score is not None
         axis.axhline(reference.score.value, color="#444444", linewidth=1.2, linestyle=(0, (5, 3)), label=FULL)
         axis.axhline(reference.chance, color="#888888", linewidth=1.2, linestyle=(0, (1, 2)), label="chance")
-        figures = [f for f in summary.figures if (f.part, f.name) == ("task", reference.task)]
+        figures = _scored(summary, reference)
         for variant in summary.variants:
             at = [(f.bytes, f.score) for f in figures if f.variant == variant and f.score]
             _bars(axis, [(held, s.value, s.low, s.high) for held, s in at], variant, summary.variants)
@@ -122,6 +122,12 @@ def _scores(summary: Summary) -> Figure:
         _title("task", r.task, r.count) + ("" if r.ranked else ": not above chance, no ranking") for r in references
     ]
     return panels(titles, draw, "K and V held", "score")
+
+
+def _scored(summary: Summary, reference: Reference) -> list[Figures]:
+    """Return a task's figures that have a score, where the full cache has one, too."""
+    figures = [f for f in summary.figures if (f.part, f.name) == ("task", reference.task) and f.score]
+    return figures if reference.score else []
 
 
 def _bars(
@@ -143,7 +149,8 @@ def _bytes_axis(axis: Axes, figures: Sequence[Figures]) -> None:
     """Mark the bytes of the budgets: uniform's, or those of the first variant there is."""
     marked = [f for f in figures if f.variant == UNIFORM] or [f for f in figures if f.variant == figures[0].variant]
     ticks = sorted({f.bytes for f in marked})
-    axis.set_xscale("log")
+    if min(f.bytes for f in figures) > 0:  # a contestant may not tell its bytes
+        axis.set_xscale("log")
     axis.set_xticks(ticks, [size(tick) for tick in ticks])
     axis.minorticks_off()
 

@@ -55,7 +55,7 @@ class Figures:
     #: Medians over prompts: bytes really held, rows for each layer and head, milliseconds a decoded token.
     bytes: float
     rows: float
-    decode_ms: float
+    decode_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Reference:
     chance: float
     nll: float | None
     bytes: float
-    decode_ms: float
+    decode_ms: float | None
 
     @property
     def ranked(self) -> bool:
@@ -126,8 +126,8 @@ def figures(
         same=_mean(_values(held, lambda row: row["same"])),
         score=resample(scores) if len(scores) else None,
         score_difference=resample(score - score_uniform) if single and len(score) else None,
-        bytes=_median(held, "bytes"),
-        rows=_median(held, "rows"),
+        bytes=_median(held, "bytes") or 0.0,
+        rows=_median(held, "rows") or 0.0,
         decode_ms=_median(held, "decode_ms"),
     )
 
@@ -140,7 +140,7 @@ def reference_of(task: str, rows: Mapping[str, Row], resample: Callable[..., Est
         resample(scores) if len(scores) else None,
         _mean(_values(rows, lambda row: row["chance"])) or 0.0,
         _mean(_values(rows, lambda row: row["nll"])),
-        _median(rows, "bytes"),
+        _median(rows, "bytes") or 0.0,
         _median(rows, "decode_ms"),
     )
 
@@ -153,6 +153,6 @@ def _mean(values: Array) -> float | None:
     return float(np.mean(values)) if len(values) else None
 
 
-def _median(rows: Mapping[str, Row], name: str) -> float:
+def _median(rows: Mapping[str, Row], name: str) -> float | None:
     values = [row[name] for row in rows.values() if row[name] is not None]
-    return float(statistics.median(values)) if values else 0.0
+    return float(statistics.median(values)) if values else None

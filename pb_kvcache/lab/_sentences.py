@@ -84,14 +84,14 @@ def _of_divergence(budget: str, figures: Sequence[Figures]) -> list[str]:
 
 
 def _of_kinds(summary: Summary, budget: str) -> list[str]:
-    """Say of each variant that is clearly better over all prompts where it is worse."""
+    """Say of the variants that are clearly better over all prompts where they are worse."""
     kinds = [name for part, name in summary.parts() if part == "kind"]
     winners = [f for f in summary.at(budget) if (d := f.difference) and d.sign < 0 and d.count >= LEAST]
-    said = []
+    winners_of: dict[str, list[str]] = {}
     for winner in winners if kinds else []:
         of = {k: f.difference for k in kinds for f in summary.at(budget, "kind", k) if f.variant == winner.variant}
-        found = {kind: d for kind, d in of.items() if d is not None}
-        enough = {kind: d for kind, d in found.items() if d.count >= LEAST}
+        judged = {kind: d for kind, d in of.items() if d is not None}
+        enough = {kind: d for kind, d in judged.items() if d.count >= LEAST}
         worse = [f"{kind} by {d.text()} (N {d.count})" for kind, d in enough.items() if d.sign > 0]
         better = sum(d.sign < 0 for d in enough.values())
         parts = []
@@ -99,14 +99,14 @@ def _of_kinds(summary: Summary, budget: str) -> list[str]:
             parts.append(
                 f"lower KL in {better} of {len(enough)}, clearly worse {f'in {listed(worse)}' if worse else 'in none'}"
             )
-        if small := {kind: d for kind, d in found.items() if d.count < LEAST}:
+        if small := {kind: d for kind, d in judged.items() if d.count < LEAST}:
             above = sum(d.value > 0 for d in small.values())
             parts.append(
                 f"{len(small)} with fewer than {LEAST} prompts, too few for a verdict, of which {above or 'none'} "
                 f"{'have' if above > 1 else 'has'} a higher mean"
             )
-        said.append(f"At {budget} by kind, {winner.variant}: {'; '.join(parts)}.")
-    return said
+        winners_of.setdefault("; ".join(parts), []).append(winner.variant)
+    return [f"At {budget} by kind, {listed(names)}: {found}." for found, names in winners_of.items()]
 
 
 def _of_scores(task: str, budget: str, figures: Sequence[Figures]) -> list[str]:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
-from ._estimate import change, or_dash, percent, relative, written
+from .._text import printable
+from ._estimate import change, milliseconds, or_dash, percent, relative, written
 from ._figures import Figures, Reference
 from .findings import size
 
@@ -33,7 +35,7 @@ def table(summary: Summary) -> list[Table]:
 
 def _new_table(title: str, names: Sequence[str], columns: Sequence[str]) -> Table:
     """Return a table whose first columns are names, and the others figures."""
-    made = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    made = Table(box=None, pad_edge=False, title=_name(title), title_justify="left")
     for name in names:
         made.add_column(name)
     for column in columns:
@@ -41,11 +43,16 @@ def _new_table(title: str, names: Sequence[str], columns: Sequence[str]) -> Tabl
     return made
 
 
+def _name(text: str) -> Text:
+    """Return a name that any console shows as it is: names may hold markup and escape sequences."""
+    return Text(printable(text))
+
+
 def _full_table(summary: Summary) -> Table:
     made = _new_table("full cache", ["task"], ["N", "chance", "score [95 %]", "nll", "bytes", "ms"])
     for r in summary.references:
         score = ("-", "-") if r.score is None else (written(r.chance), r.score.text())
-        made.add_row(r.task, str(r.count), *score, or_dash(r.nll), size(r.bytes), f"{r.decode_ms:.1f}")
+        made.add_row(_name(r.task), str(r.count), *score, or_dash(r.nll), size(r.bytes), milliseconds(r.decode_ms))
     return made
 
 
@@ -55,7 +62,7 @@ def _divergence_table(budget: str, figures: Sequence[Figures]) -> Table:
     best = min((f.kl for f in figures if f.kl is not None), default=None)
     for f in figures:
         made.add_row(
-            f.variant,
+            _name(f.variant),
             or_dash(f.kl),
             "-" if f.difference is None else change(f.difference),
             "-" if f.relative is None else relative(f.relative.value),
@@ -68,10 +75,10 @@ def _divergence_table(budget: str, figures: Sequence[Figures]) -> Table:
 
 def _cost_table(budget: str, figures: Sequence[Figures]) -> Table:
     title = f"budget {budget}: tokens as the full cache's, and costs"
-    made = _new_table(title, ["variant"], ["same", "nll", "rows a head", "bytes", "ms a token"])
+    made = _new_table(title, ["variant"], ["same", "nll", "rows a head", "bytes", "ms a token", "N"])
     for f in figures:
-        cost = (f"{f.rows:,.1f}", size(f.bytes), f"{f.decode_ms:.1f}")
-        made.add_row(f.variant, percent(f.same), or_dash(f.nll), *cost)
+        cost = (f"{f.rows:,.1f}", size(f.bytes), milliseconds(f.decode_ms))
+        made.add_row(_name(f.variant), percent(f.same), or_dash(f.nll), *cost, str(f.count))
     return made
 
 
@@ -83,5 +90,5 @@ def _score_table(summary: Summary, reference: Reference, budget: str) -> Table:
     for f in summary.at(budget, "task", reference.task):
         if f.score is not None:
             apart = "-" if f.score_difference is None or not reference.ranked else change(f.score_difference)
-            made.add_row(f.variant, f.score.text(), apart, str(f.score.count))
+            made.add_row(_name(f.variant), f.score.text(), apart, str(f.score.count))
     return made

@@ -16,8 +16,12 @@ of the rule that ranks positions.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +29,12 @@ import numpy.typing as npt
 from .. import CurveSet
 from .._selection import Selection
 from ._extra import extra, versions
+from .verdict import Summary, summarise
 
-__all__ = ["JUDGED", "OUTCOME_POINTS", "calibrate"]
+if TYPE_CHECKING:
+    from .tasks import Item
+
+__all__ = ["JUDGED", "OUTCOME_POINTS", "Judgement", "calibrate", "judge"]
 
 #: Tokens after each prompt that are judged.
 JUDGED = 32
@@ -144,3 +152,86 @@ def _outcome_weights(
 def _exact(model: Any) -> bool:
     """Return whether a model computes in single precision or better."""
     return bool(next(model.parameters()).dtype.itemsize >= 4)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What prompts that the calibration did not see say of its plans."""
+
+    #: Of :func:`pb_kvcache.lab.verdict.summarise`.
+    summary: Summary
+    #: What the plans are called in it, and what uniform budgets and the pyramid of the same rule are.
+    plan: str
+    others: tuple[str, ...]
+
+    @property
+    def wins(self) -> bool:
+        """Whether the mean KL of the plan is below that of the others at every budget."""
+        return not self.losses()
+
+    def losses(self) -> list[str]:
+        """Return a sentence for each budget and each other that the plan does not beat."""
+        found = []
+        for budget in self.summary.budgets:
+            kl = {figures.variant: figures.kl for figures in self.summary.at(budget)}
+            ours = kl[self.plan]
+            for other in self.others:
+                theirs = kl[other]
+                if ours is None or theirs is None or ours >= theirs:
+                    found.append(
+                        f"At {budget} the calibrated plan's KL is {ours:.4f}, and that of {other} {theirs:.4f}."
+                    )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures at each budget as JSON values."""
+        return {
+            budget: {
+                figures.variant: {
+                    "kl": figures.kl,
+                    "prompts": figures.count,
+                    "difference_to_uniform": None
+                    if figures.difference is None
+                    else [figures.difference.value, figures.difference.low, figures.difference.high],
+                }
+                for figures in self.summary.at(budget)
+            }
+            for budget in self.summary.budgets
+        }
+
+
+def judge(
+    loaded: tuple[Any, Any],
+    curves: CurveSet,
+    items: Sequence[Item],
+    *,
+    budgets: Sequence[int | str],
+    selection: str = "output",
+    progress: Callable[[int, int], object] | None = None,
+) -> Judgement:
+    """Compare plans of curves with uniform budgets and a pyramid of ratio 4, on prompts that were not measured.
+
+    Parameters
+    ----------
+    loaded
+        The model and its tokenizer.
+    curves
+        What :func:`calibrate` measured.
+    items
+        Prompts, as :func:`pb_kvcache.lab.tasks.make` makes them.
+    budgets, progress
+        As for :func:`pb_kvcache.lab.evaluate.evaluate`.
+    selection
+        The name of the rule that the curves are of.
+    """
+    from .evaluate import evaluate, make_variants
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "calibrated.npz"
+        curves.save(file)
+        variants = make_variants(["uniform", "pyramid:4", os.fspath(file)], [selection], ["none"])
+        rows = evaluate(
+            loaded, items, budgets=budgets, variants=variants, directory=Path(folder) / "rows", progress=progress
+        )
+    labels = [variant.label for variant in variants]
+    return Judgement(summarise(rows), labels[-1], tuple(labels[-3:-1]))

@@ -330,14 +330,14 @@ def _header(model: Any, protocol: _Protocol) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": 1,
-        "model": _identity(model),
+        "model": identity(model),
         "settings": settings,
         "versions": versions(),
         "machine": bench.machine(),
     }
 
 
-def _identity(model: Any) -> dict[str, Any]:
+def identity(model: Any) -> dict[str, Any]:
     """Return a model's name, type, and a digest of its sizes and of some weights of each parameter."""
     torch = extra("torch", "evaluating")
     digest = hashlib.sha256()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _html, bench
-from ._estimate import Estimate, change, or_dash, percent, relative, written
+from ._estimate import Estimate, change, milliseconds, or_dash, percent, relative, written
 from ._evaluation_plots import colour, plots
 from ._figures import Figures, Row
 from ._html import escape
@@ -93,7 +93,10 @@ def _facts(summary: Summary, header: Mapping[str, Any]) -> list[tuple[str, str]]
         score = "" if r.score is None else f", score {r.score.text()}, chance {written(r.chance)}"
         nll = "" if r.nll is None else f", nll {written(r.nll)}"
         facts.append(
-            (f"full cache, {r.task}", f"N {r.count}{score}{nll}, {size(r.bytes)}, {r.decode_ms:.1f} ms a token")
+            (
+                f"full cache, {r.task}",
+                f"N {r.count}{score}{nll}, {size(r.bytes)}, {milliseconds(r.decode_ms)} ms a token",
+            )
         )
     return facts
 
@@ -121,7 +124,15 @@ def _everything(summary: Summary, budget: str) -> str:
     for f in figures:
         worst = "" if f.worst is None else f"{f.worst[1]:+.2f} <small>{escape(f.worst[0])}</small>"
         nll = f"{or_dash(f.nll)}{_small(f.nll_difference)}"
-        cells = (*_divergence(f), worst, nll, percent(f.same), f"{f.rows:,.1f}", size(f.bytes), f"{f.decode_ms:.1f}")
+        cells = (
+            *_divergence(f),
+            worst,
+            nll,
+            percent(f.same),
+            f"{f.rows:,.1f}",
+            size(f.bytes),
+            milliseconds(f.decode_ms),
+        )
         rows.append(_html.table_row(f.variant, colour(f.variant, summary.variants), cells, _best(f, figures)))
     return _html.table(f"Budget {budget}, all prompts", head, rows)
 

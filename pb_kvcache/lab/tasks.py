@@ -43,6 +43,8 @@ CONTINUATION = 33
 _GOLDEN, _SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
 #: Tokens that a model may write beside its answer: a full stop, a word too much.
 _SLACK = 4
+#: Tokens to answer a question of a file at least, since it does not end with the beginning of its answer.
+_SENTENCE = 32
 #: Characters of a text file that are read at least, which is some 500,000 tokens.
 _MOST_CHARACTERS = 2_000_000
 
@@ -484,7 +486,7 @@ def _prompts(encoder: Encoder, path: str, count: int, length: int, seed: int) ->
                 continuation=tuple(answers[0]),
                 metric=prompt.metric,
                 chance=0.0,
-                max_new_tokens=(sum if prompt.metric == "set" else max)(map(len, answers)) + _SLACK,
+                max_new_tokens=max(_SENTENCE, (sum if prompt.metric == "set" else max)(map(len, answers)) + _SLACK),
             )
         )
     if len(items) < count:

@@ -53,14 +53,12 @@ class Summary:
         return [f for f in self.figures if (f.budget, f.part, f.name) == (budget, part, name)]
 
     def parts(self) -> list[tuple[str, str]]:
-        """Return the sets of prompts, each once: all, and tasks and kinds that are not the same prompts again."""
+        """Return the sets of prompts, each once: all, tasks where there are several, and kinds."""
         kinds = _unique(f.name for f in self.figures if f.part == "kind")
         found = [("all", "")] if self.figures else []
         if len(self.references) > 1:
             found += [("task", reference.task) for reference in self.references]
-        if len(kinds) > len(self.references):
-            found += [("kind", kind) for kind in kinds]
-        return found
+        return found + [("kind", kind) for kind in kinds]
 
     def reference(self, task: str) -> Reference:
         """Return what the full cache does in a task."""
@@ -135,9 +133,11 @@ def _sets(every: Mapping[str, Row]) -> dict[tuple[str, str], list[str]]:
     sets = {("all", ""): prompts} if prompts else {}
     for task in tasks:
         sets["task", task] = [p for p in prompts if every[p]["task"] == task]
-    for task, kind in sorted({(row["task"], row["kind"]) for row in every.values()}):
-        name = kind if len(tasks) == 1 else f"{task} {kind}"
-        sets["kind", name] = [p for p in prompts if (every[p]["task"], every[p]["kind"]) == (task, kind)]
+    for task in tasks:
+        kinds = sorted({every[p]["kind"] for p in sets["task", task]})
+        for kind in kinds if len(kinds) > 1 else []:  # a single one would be the task again
+            name = kind if len(tasks) == 1 else f"{task} {kind}"
+            sets["kind", name] = [p for p in sets["task", task] if every[p]["kind"] == kind]
     return sets
 
 
