@@ -465,7 +465,7 @@ TARGET static inline float dot_vectors_avx512(const float *a, const float *b, si
 #define VECTOR __m512
 #define WIDTH 16u
 #define TILE_VECTORS 1u
-#define TILE_ROWS 16u
+#define TILE_ROWS 12u
 #define LOAD(x) _mm512_loadu_ps(x)
 #define STORE(x, vector) _mm512_storeu_ps(x, vector)
 #define SPLAT(x) _mm512_set1_ps(x)

@@ -237,18 +237,16 @@ static void set_directions(const pb_kvcache_merge *merge, const scratch *parts)
 }
 
 /* `width` rows as columns, zeros beyond them: the rows at some positions, or the first ones where `at` is NULL. */
-static void transpose(const float *rows, size_t stride, const uint32_t *at, size_t width, size_t dim, float *columns)
+static void transpose(const float *restrict rows, size_t stride, const uint32_t *at, size_t width, size_t dim,
+                      float *restrict columns)
 {
-    const float *sources[COLUMNS];
-    for (size_t i = 0; i < width; ++i) {
-        sources[i] = rows + (at == NULL ? i : at[i]) * stride;
+    if (width < COLUMNS) {
+        memset(columns, 0, dim * COLUMNS * sizeof *columns);
     }
-    for (size_t d = 0; d < dim; ++d) {
-        for (size_t i = 0; i < width; ++i) {
-            columns[d * COLUMNS + i] = sources[i][d];
-        }
-        for (size_t i = width; i < COLUMNS; ++i) {
-            columns[d * COLUMNS + i] = 0.0f;
+    for (size_t i = 0; i < width; ++i) {
+        const float *row = rows + (at == NULL ? i : at[i]) * stride;
+        for (size_t d = 0; d < dim; ++d) {
+            columns[d * COLUMNS + i] = row[d];
         }
     }
 }
@@ -294,16 +292,14 @@ static size_t seen_from(const pb_kvcache_merge *merge, size_t query, size_t star
     return left < width ? left : width;
 }
 
-/* One query's products with a block of positions join its largest ones and its sum. false where one is too large. */
+/* One query's products with a block of positions join its largest ones and its sum. false where one is too large when
+ * scaled. */
 static bool join_block(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_merge *merge, const scratch *parts,
                        size_t q, size_t start, size_t width)
 {
     const float *dots = parts->dots + q * COLUMNS;
     const size_t seen = seen_from(merge, q, start, width);
     float top;
-    if (!lanes->finite(dots, width)) {
-        return false;
-    }
     (void)lanes->top[PB_KVCACHE_FLOAT32](dots, width, &top);
     if (start == 0 || top > parts->top[q]) {
         parts->top[q] = top;
@@ -339,6 +335,9 @@ static bool set_lse(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_merge *
         transpose(merge->keys + start * merge->row_stride, merge->row_stride, NULL, width, merge->head_dim,
                   parts->columns);
         lanes->columns(parts->columns, merge->queries, merge->num_queries, merge->head_dim, parts->dots);
+        if (!lanes->finite(parts->dots, merge->num_queries * COLUMNS)) { /* those beyond the width are 0 */
+            return false;
+        }
         for (size_t q = 0; q < merge->num_queries; ++q) {
             if (!join_block(lanes, merge, parts, q, start, width)) {
                 return false;
