@@ -239,6 +239,24 @@ static inline float dot_vectors_sse2(const float *a, const float *b, size_t n)
 #define DOT_OF_VECTORS dot_vectors_sse2
 #endif
 
+/* ---- Products with a block of columns ---- */
+
+#define TARGET
+#define NAME(function) function##_portable
+#if defined(__SSE2__) || defined(_M_X64)
+#define VECTOR __m128
+#define WIDTH 4u
+#define TILE_VECTORS 2u
+#define TILE_ROWS 6u
+#define LOAD(x) _mm_loadu_ps(x)
+#define STORE(x, vector) _mm_storeu_ps(x, vector)
+#define SPLAT(x) _mm_set1_ps(x)
+#define ADD(a, b) _mm_add_ps(a, b)
+#define MUL(a, b) _mm_mul_ps(a, b)
+#endif
+#include "lanes_columns.h"
+#undef TARGET
+
 #define SET portable
 #define TARGET
 #define BETWEEN between_portable
@@ -288,6 +306,18 @@ TARGET static inline float dot_vectors_avx2(const float *a, const float *b, size
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 #define DOT_OF_VECTORS dot_vectors_avx2
+
+#define NAME(function) function##_avx2
+#define VECTOR __m256
+#define WIDTH 8u
+#define TILE_VECTORS 2u
+#define TILE_ROWS 6u
+#define LOAD(x) _mm256_loadu_ps(x)
+#define STORE(x, vector) _mm256_storeu_ps(x, vector)
+#define SPLAT(x) _mm256_set1_ps(x)
+#define ADD(a, b) _mm256_add_ps(a, b)
+#define MUL(a, b) _mm256_mul_ps(a, b)
+#include "lanes_columns.h"
 
 #define SET avx2
 #define BETWEEN between_portable /* what a compiler makes of these for AVX2 is no faster */
@@ -430,6 +460,18 @@ TARGET static inline float dot_vectors_avx512(const float *a, const float *b, si
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 #define DOT_OF_VECTORS dot_vectors_avx512
+
+#define NAME(function) function##_avx512
+#define VECTOR __m512
+#define WIDTH 16u
+#define TILE_VECTORS 1u
+#define TILE_ROWS 12u
+#define LOAD(x) _mm512_loadu_ps(x)
+#define STORE(x, vector) _mm512_storeu_ps(x, vector)
+#define SPLAT(x) _mm512_set1_ps(x)
+#define ADD(a, b) _mm512_add_ps(a, b)
+#define MUL(a, b) _mm512_mul_ps(a, b)
+#include "lanes_columns.h"
 
 #define SET avx512
 #define BETWEEN between_avx512

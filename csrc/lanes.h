@@ -24,8 +24,11 @@ typedef struct pb_kvcache_priv_lanes {
                     float *dots);
     void (*convert[3])(const void *row, size_t n, float *floats);
     /* dots[g * COLUMNS + i] is the product of query g, `dim` floats at queries + g * dim, and of column i of `columns`,
-     * `dim` rows of COLUMNS floats: the sum of its terms in their order. */
+     * `dim` > 0 rows of COLUMNS floats: the sum of its terms in their order. */
     void (*columns)(const float *columns, const float *queries, size_t group, size_t dim, float *dots);
+    /* Where one of `rows` rows of COLUMNS dots exceeds best[i], its dot and first + its index become best[i] and at[i]:
+     * of equal ones the first. */
+    void (*keep_larger)(const float *dots, size_t rows, uint32_t first, float *best, uint32_t *at);
     /* sums[i] += e[i] * factor */
     void (*add_scaled)(const float *e, size_t n, float factor, float *sums);
     /* true where no element is NaN or an infinity */

@@ -54,18 +54,18 @@ TARGET static inline float JOIN(dot, SET)(const float *restrict a, const float *
 /* The loops over floats and keys */
 #define NAME(function) JOIN(function, SET)
 
-TARGET static void NAME(columns)(const float *restrict columns, const float *restrict queries, size_t group, size_t dim,
-                                 float *restrict dots)
+/* best[i] and at[i] become dots[row][i] and first + row where that exceeds best[i], row after row of COLUMNS dots. */
+TARGET static void NAME(keep_larger)(const float *restrict dots, size_t rows, uint32_t first, float *restrict best,
+                                     uint32_t *restrict at)
 {
-    for (size_t g = 0; g < group; ++g) {
-        float sums[COLUMNS] = {0.0f};
-        for (size_t d = 0; d < dim; ++d) {
-            const float element = queries[g * dim + d];
-            for (size_t i = 0; i < COLUMNS; ++i) {
-                sums[i] += columns[d * COLUMNS + i] * element;
-            }
+    for (size_t row = 0; row < rows; ++row) {
+        const float *dot = dots + row * COLUMNS;
+        const uint32_t index = first + (uint32_t)row;
+        for (size_t i = 0; i < COLUMNS; ++i) {
+            const bool larger = dot[i] > best[i];
+            at[i] = choose(larger, index, at[i]);
+            best[i] = larger ? dot[i] : best[i];
         }
-        memcpy(dots + g * COLUMNS, sums, sizeof sums);
     }
 }
 
@@ -128,6 +128,7 @@ static const pb_kvcache_priv_lanes SET = {
     .dots = {JOIN(dots_float, SET), JOIN(dots_half, SET), JOIN(dots_bfloat, SET)},
     .convert = {JOIN(convert_float, SET), JOIN(convert_half, SET), JOIN(convert_bfloat, SET)},
     .columns = NAME(columns),
+    .keep_larger = NAME(keep_larger),
     .add_scaled = NAME(add_scaled),
     .finite = NAME(finite),
     .below = NAME(below),

@@ -17,23 +17,28 @@
 #define LEAST_SHARE 1e-30
 #define LN2 0x1.62e42fefa39efp-1
 
-enum { PARTS = 14 };
+/* Directions whose products with a block are made together. They stay in the first cache with it. */
+#define ROWS 48u
+
+enum { PARTS = 16 };
 
 /* The workspace. `free` is how many kept rows may take others in. */
 typedef struct scratch {
     float *columns;    /* head_dim rows of COLUMNS: a block of keys, transposed */
-    float *dots;       /* rows of COLUMNS, one for each direction or query */
+    float *dots;       /* rows of COLUMNS, one for each query, or for ROWS directions */
     float *exps;       /* COLUMNS */
     float *directions; /* free rows of head_dim: the rows' keys at length 1 */
     float *keys;       /* free rows of head_dim: sums, then the merged keys */
     float *values;     /* the same of values */
     float *mean;       /* n: the mean of the shares of each position */
-    uint32_t *nearest; /* n: the row that each position is nearest to */
-    uint8_t *leaves;   /* n: 1 for evicted positions */
+    uint32_t *evicted; /* n - num_kept positions */
+    uint32_t *nearest; /* the row that each of them is nearest to */
+    uint8_t *stays;    /* n: 1 for kept positions */
     float *top;        /* num_queries: the largest product of each query */
+    float *seen_top;   /* num_queries: of those with positions that it sees */
     float *lse;        /* num_queries */
     float *bias;       /* free */
-    double *sums;      /* num_queries: of exp(scale * (product - top)) */
+    double *sums;      /* num_queries: of exp(scale * (product - seen_top)), then what exponentials are multiplied by */
     double *more;      /* free: the shares of what each row takes in */
 } scratch;
 
@@ -54,11 +59,13 @@ static pb_kvcache_status lay_out(const pb_kvcache_merge *merge, size_t offsets[P
     if (merge->n > UINT32_MAX || merge->num_kept > UINT32_MAX) {
         return PB_KVCACHE_ERROR_TOO_LARGE;
     }
-    const size_t rows[PARTS] = {merge->head_dim, free > queries ? free : queries, COLUMNS, free, free, free, merge->n,
-                                merge->n, merge->n, queries, queries, free, queries, free};
+    const size_t n = merge->n;
+    const size_t rows[PARTS] = {merge->head_dim, queries > ROWS ? queries : ROWS, COLUMNS, free, free, free, n, n, n, n,
+                                queries, queries, queries, free, queries, free};
     const size_t sizes[PARTS] = {COLUMNS * sizeof(float), COLUMNS * sizeof(float), sizeof(float), sizeof(float),
-                                 sizeof(float), sizeof(float), sizeof(float), sizeof(uint32_t), 1, sizeof(float),
-                                 sizeof(float), sizeof(float), sizeof(double), sizeof(double)};
+                                 sizeof(float), sizeof(float), sizeof(float), sizeof(uint32_t), sizeof(uint32_t), 1,
+                                 sizeof(float), sizeof(float), sizeof(float), sizeof(float), sizeof(double),
+                                 sizeof(double)};
     size_t total = line; /* the slack */
     for (size_t part = 0; part < PARTS; ++part) {
         size_t size;
@@ -117,6 +124,9 @@ static pb_kvcache_status arguments_ok(const pb_kvcache_merge *merge, const void 
     }
     if (!(merge->scale > 0.0f && merge->scale <= FLT_MAX)) {
         return PB_KVCACHE_ERROR_SCALE;
+    }
+    if (merge->window > merge->n || (merge->window > 0 && merge->num_queries % merge->window != 0)) {
+        return PB_KVCACHE_ERROR_WINDOW;
     }
     if (merge->row_stride < merge->head_dim || stride < merge->head_dim) {
         return PB_KVCACHE_ERROR_STRIDE;
@@ -226,89 +236,139 @@ static void set_directions(const pb_kvcache_merge *merge, const scratch *parts)
     }
 }
 
-/* `width` rows as columns, zeros beyond them. */
-static void transpose(const float *rows, size_t stride, size_t width, size_t dim, float *columns)
+/* `width` rows as columns, zeros beyond them: the rows at some positions, or the first ones where `at` is NULL. */
+static void transpose(const float *restrict rows, size_t stride, const uint32_t *at, size_t width, size_t dim,
+                      float *restrict columns)
 {
-    for (size_t d = 0; d < dim; ++d) {
-        for (size_t i = 0; i < COLUMNS; ++i) {
-            columns[d * COLUMNS + i] = i < width ? rows[i * stride + d] : 0.0f;
+    if (width < COLUMNS) {
+        memset(columns, 0, dim * COLUMNS * sizeof *columns);
+    }
+    for (size_t i = 0; i < width; ++i) {
+        const float *row = rows + (at == NULL ? i : at[i]) * stride;
+        for (size_t d = 0; d < dim; ++d) {
+            columns[d * COLUMNS + i] = row[d];
         }
     }
 }
 
-/* For each of a block's columns the direction of the largest product, the lower of two. */
-static void set_nearest(const float *dots, size_t directions, size_t width, uint32_t *nearest)
-{
-    float best[COLUMNS];
-    uint32_t at[COLUMNS] = {0};
-    memcpy(best, dots, sizeof best);
-    for (uint32_t row = 1; row < directions; ++row) {
-        const float *dot = dots + row * COLUMNS;
-        for (size_t i = 0; i < COLUMNS; ++i) {
-            const uint32_t larger = 0u - (uint32_t)(dot[i] > best[i]);
-            at[i] = (row & larger) | (at[i] & ~larger);
-            best[i] = dot[i] > best[i] ? dot[i] : best[i];
-        }
-    }
-    memcpy(nearest, at, width * sizeof *nearest);
-}
-
-/* One pass over the keys: what each position is nearest to, and each query's largest product and sum of exponentials.
- * false where a product is too large. */
-static bool first_pass(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_merge *merge, const scratch *parts)
+/* The positions that leave, and for each the direction of the largest product, the lower of two. */
+static void set_nearest(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_merge *merge, const scratch *parts)
 {
     const size_t dim = merge->head_dim;
     const size_t free = free_rows(merge);
+    size_t evicted = 0;
+    memset(parts->stays, 0, merge->n);
+    for (size_t i = 0; i < merge->num_kept; ++i) {
+        parts->stays[merge->kept[i]] = 1;
+    }
+    for (size_t i = 0; i < merge->n; ++i) {
+        if (parts->stays[i] == 0) {
+            parts->evicted[evicted++] = (uint32_t)i;
+        }
+    }
+    for (size_t start = 0; start < evicted; start += COLUMNS) {
+        const size_t width = evicted - start < COLUMNS ? evicted - start : COLUMNS;
+        float best[COLUMNS];
+        uint32_t at[COLUMNS] = {0};
+        transpose(merge->keys, merge->row_stride, parts->evicted + start, width, dim, parts->columns);
+        for (size_t i = 0; i < COLUMNS; ++i) {
+            best[i] = minus_infinity();
+        }
+        for (size_t row = 0; row < free; row += ROWS) {
+            const size_t rows = free - row < ROWS ? free - row : ROWS;
+            lanes->columns(parts->columns, parts->directions + row * dim, rows, dim, parts->dots);
+            lanes->keep_larger(parts->dots, rows, (uint32_t)row, best, at);
+        }
+        memcpy(parts->nearest + start, at, width * sizeof *at);
+    }
+}
+
+/* How many of the positions from `start` on a query sees, at most `width`. */
+static size_t seen_from(const pb_kvcache_merge *merge, size_t query, size_t start, size_t width)
+{
+    const size_t later = merge->window == 0 ? 0 : merge->window - 1 - query % merge->window;
+    const size_t seen = merge->n - later;
+    const size_t left = seen > start ? seen - start : 0;
+    return left < width ? left : width;
+}
+
+/* One query's products with a block of positions join its largest ones and its sum. false where one is too large when
+ * scaled. */
+static bool join_block(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_merge *merge, const scratch *parts,
+                       size_t q, size_t start, size_t width)
+{
+    const float *dots = parts->dots + q * COLUMNS;
+    const size_t seen = seen_from(merge, q, start, width);
+    float top;
+    (void)lanes->top[PB_KVCACHE_FLOAT32](dots, width, &top);
+    if (start == 0 || top > parts->top[q]) {
+        parts->top[q] = top;
+    }
+    if (!is_finite(parts->top[q] * merge->scale)) {
+        return false;
+    }
+    if (merge->lse != NULL || seen == 0) {
+        return true;
+    }
+    if (seen < width) {
+        (void)lanes->top[PB_KVCACHE_FLOAT32](dots, seen, &top);
+    }
+    if (start == 0) {
+        parts->seen_top[q] = top;
+        parts->sums[q] = 0.0;
+    } else if (top > parts->seen_top[q]) { /* the sum so far shrinks */
+        parts->sums[q] *= (double)pb_kvcache_priv_exp(parts->seen_top[q] * merge->scale - top * merge->scale);
+        parts->seen_top[q] = top;
+    }
+    if (!is_finite(parts->seen_top[q] * merge->scale)) {
+        return false;
+    }
+    parts->sums[q] += lanes->exps[PB_KVCACHE_FLOAT32](dots, seen, merge->scale, parts->seen_top[q], parts->exps, NULL);
+    return true;
+}
+
+/* Each query's largest product, and the log of its softmax denominator. false where a product is too large. */
+static bool set_lse(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_merge *merge, const scratch *parts)
+{
     for (size_t start = 0; start < merge->n; start += COLUMNS) {
         const size_t width = merge->n - start < COLUMNS ? merge->n - start : COLUMNS;
-        transpose(merge->keys + start * merge->row_stride, merge->row_stride, width, dim, parts->columns);
-        lanes->columns(parts->columns, parts->directions, free, dim, parts->dots);
-        set_nearest(parts->dots, free, width, parts->nearest + start);
-        lanes->columns(parts->columns, merge->queries, merge->num_queries, dim, parts->dots);
+        transpose(merge->keys + start * merge->row_stride, merge->row_stride, NULL, width, merge->head_dim,
+                  parts->columns);
+        lanes->columns(parts->columns, merge->queries, merge->num_queries, merge->head_dim, parts->dots);
+        if (!lanes->finite(parts->dots, merge->num_queries * COLUMNS)) { /* those beyond the width are 0 */
+            return false;
+        }
         for (size_t q = 0; q < merge->num_queries; ++q) {
-            const float *dots = parts->dots + q * COLUMNS;
-            float top;
-            if (!lanes->finite(dots, width)) {
+            if (!join_block(lanes, merge, parts, q, start, width)) {
                 return false;
             }
-            (void)lanes->top[PB_KVCACHE_FLOAT32](dots, width, &top);
-            if (start == 0) {
-                parts->top[q] = top;
-                parts->sums[q] = 0.0;
-            } else if (top > parts->top[q]) { /* the sum so far shrinks */
-                parts->sums[q] *= (double)pb_kvcache_priv_exp(parts->top[q] * merge->scale - top * merge->scale);
-                parts->top[q] = top;
-            }
-            if (!is_finite(parts->top[q] * merge->scale)) {
-                return false;
-            }
-            if (merge->lse == NULL) {
-                parts->sums[q] += lanes->exps[PB_KVCACHE_FLOAT32](dots, width, merge->scale, parts->top[q],
-                                                                  parts->exps, NULL);
-            }
+        }
+    }
+    for (size_t q = 0; q < merge->num_queries; ++q) {
+        const float top = parts->top[q] * merge->scale;
+        const float from = merge->lse == NULL ? parts->seen_top[q] * merge->scale : merge->lse[q];
+        const float above = top - from; /* what a query does not see, or a given lse leaves out, may be above it */
+        const float factor = above > 0.0f ? 1.0f / pb_kvcache_priv_exp(-above) : pb_kvcache_priv_exp(above);
+        if (merge->lse == NULL) {
+            parts->lse[q] = (float)((double)from + logarithm(parts->sums[q]));
+            parts->sums[q] = (double)factor / parts->sums[q];
+        } else {
+            parts->lse[q] = from;
+            parts->sums[q] = (double)factor;
         }
     }
     return true;
 }
 
-/* A second pass: the mean of the shares of each position. false where one is too large. */
-static bool second_pass(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_merge *merge, const scratch *parts)
+/* The mean of the shares of each position. false where one is too large. */
+static bool set_shares(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_merge *merge, const scratch *parts)
 {
     const float count = (float)merge->num_queries;
-    for (size_t q = 0; q < merge->num_queries; ++q) {
-        const float top = parts->top[q] * merge->scale;
-        parts->lse[q] = merge->lse == NULL ? (float)((double)top + logarithm(parts->sums[q])) : merge->lse[q];
-        const float above = top - parts->lse[q]; /* the sums are done with, and hold what exponentials are multiplied by */
-        if (merge->lse == NULL) {
-            parts->sums[q] = 1.0 / parts->sums[q];
-        } else {
-            parts->sums[q] = (double)(above > 0.0f ? 1.0f / pb_kvcache_priv_exp(-above) : pb_kvcache_priv_exp(above));
-        }
-    }
     for (size_t start = 0; start < merge->n; start += COLUMNS) {
         const size_t width = merge->n - start < COLUMNS ? merge->n - start : COLUMNS;
         float sums[COLUMNS] = {0.0f};
-        transpose(merge->keys + start * merge->row_stride, merge->row_stride, width, merge->head_dim, parts->columns);
+        transpose(merge->keys + start * merge->row_stride, merge->row_stride, NULL, width, merge->head_dim,
+                  parts->columns);
         lanes->columns(parts->columns, merge->queries, merge->num_queries, merge->head_dim, parts->dots);
         for (size_t q = 0; q < merge->num_queries; ++q) {
             (void)lanes->exps[PB_KVCACHE_FLOAT32](parts->dots + q * COLUMNS, width, merge->scale, parts->top[q],
@@ -327,22 +387,18 @@ static void merge_rows(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_merg
 {
     const size_t dim = merge->head_dim;
     const size_t free = free_rows(merge);
-    memset(parts->leaves, 1, merge->n);
     memset(parts->keys, 0, free * dim * sizeof *parts->keys);
     memset(parts->values, 0, free * dim * sizeof *parts->values);
-    for (size_t i = 0; i < merge->num_kept; ++i) {
-        parts->leaves[merge->kept[i]] = 0;
-    }
     for (size_t i = 0; i < free; ++i) {
         parts->more[i] = 0.0;
     }
-    for (size_t j = 0; j < merge->n; ++j) {
-        if (parts->leaves[j] != 0) {
-            const uint32_t row = parts->nearest[j];
-            parts->more[row] += (double)parts->mean[j];
-            lanes->add_scaled(merge->keys + j * merge->row_stride, dim, parts->mean[j], parts->keys + row * dim);
-            lanes->add_scaled(merge->values + j * merge->row_stride, dim, parts->mean[j], parts->values + row * dim);
-        }
+    for (size_t i = 0; i < merge->n - merge->num_kept; ++i) {
+        const size_t from = parts->evicted[i] * merge->row_stride;
+        const float share = parts->mean[parts->evicted[i]];
+        const size_t row = parts->nearest[i];
+        parts->more[row] += (double)share;
+        lanes->add_scaled(merge->keys + from, dim, share, parts->keys + row * dim);
+        lanes->add_scaled(merge->values + from, dim, share, parts->values + row * dim);
     }
     for (size_t i = 0; i < free; ++i) {
         const float *old_key = merge->keys + merge->kept[i] * merge->row_stride;
@@ -369,7 +425,7 @@ static bool set_biases(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_merg
         const size_t width = free - start < COLUMNS ? free - start : COLUMNS;
         float top[COLUMNS];
         double sums[COLUMNS] = {0.0};
-        transpose(parts->keys + start * dim, dim, width, dim, parts->columns);
+        transpose(parts->keys + start * dim, dim, NULL, width, dim, parts->columns);
         lanes->columns(parts->columns, merge->queries, merge->num_queries, dim, parts->dots);
         /* The log of the mean of exponentials, each less the largest: it is a number where all of them are 0. */
         for (size_t q = 0; q < merge->num_queries; ++q) {
@@ -383,8 +439,13 @@ static bool set_biases(const pb_kvcache_priv_lanes *lanes, const pb_kvcache_merg
             }
         }
         for (size_t q = 0; q < merge->num_queries; ++q) {
+            float *dots = parts->dots + q * COLUMNS;
+            for (size_t i = 0; i < COLUMNS; ++i) {
+                dots[i] -= top[i];
+            }
+            (void)lanes->exps[PB_KVCACHE_FLOAT32](dots, width, 1.0f, 0.0f, parts->exps, NULL);
             for (size_t i = 0; i < width; ++i) {
-                sums[i] += (double)pb_kvcache_priv_exp(parts->dots[q * COLUMNS + i] - top[i]);
+                sums[i] += (double)parts->exps[i];
             }
         }
         for (size_t i = 0; i < width; ++i) {
@@ -426,18 +487,21 @@ pb_kvcache_status pb_kvcache_merge_nearest(const pb_kvcache_merge *merge, void *
                            .keys = (float *)(void *)(bytes + offsets[4]),
                            .values = (float *)(void *)(bytes + offsets[5]),
                            .mean = (float *)(void *)(bytes + offsets[6]),
-                           .nearest = (uint32_t *)(void *)(bytes + offsets[7]),
-                           .leaves = bytes + offsets[8],
-                           .top = (float *)(void *)(bytes + offsets[9]),
-                           .lse = (float *)(void *)(bytes + offsets[10]),
-                           .bias = (float *)(void *)(bytes + offsets[11]),
-                           .sums = (double *)(void *)(bytes + offsets[12]),
-                           .more = (double *)(void *)(bytes + offsets[13])};
+                           .evicted = (uint32_t *)(void *)(bytes + offsets[7]),
+                           .nearest = (uint32_t *)(void *)(bytes + offsets[8]),
+                           .stays = bytes + offsets[9],
+                           .top = (float *)(void *)(bytes + offsets[10]),
+                           .seen_top = (float *)(void *)(bytes + offsets[11]),
+                           .lse = (float *)(void *)(bytes + offsets[12]),
+                           .bias = (float *)(void *)(bytes + offsets[13]),
+                           .sums = (double *)(void *)(bytes + offsets[14]),
+                           .more = (double *)(void *)(bytes + offsets[15])};
     size_t merged = 0; /* rows that are in the workspace. The others are as they were */
     if (free_rows(merge) > 0 && merge->num_kept < merge->n) {
         merged = free_rows(merge);
         set_directions(merge, &parts);
-        if (!first_pass(lanes, merge, &parts) || !second_pass(lanes, merge, &parts)) {
+        set_nearest(lanes, merge, &parts);
+        if (!set_lse(lanes, merge, &parts) || !set_shares(lanes, merge, &parts)) {
             return PB_KVCACHE_ERROR_LOGIT;
         }
         merge_rows(lanes, merge, &parts);

@@ -48,7 +48,8 @@ const char *pb_kvcache_status_str(pb_kvcache_status status)
     case PB_KVCACHE_ERROR_DIVIDE_GRID: return "the grid must have a point, and its points must be above 0 and ascend";
     case PB_KVCACHE_ERROR_DIVIDE_LOSS: return "losses must be finite";
     case PB_KVCACHE_ERROR_DIVIDE_BELOW: return "a unit's minimum must not lie below the grid's first point";
-    case PB_KVCACHE_ERROR_WINDOW: return "window must be greater than 0 and smaller than n; an attention's may be n";
+    case PB_KVCACHE_ERROR_WINDOW:
+        return "window must be above 0 and smaller than n; an attention's may be n, a merge's must divide num_queries";
     case PB_KVCACHE_ERROR_HEADS: return "num_kv_heads must be greater than 0 and divide num_q_heads";
     case PB_KVCACHE_ERROR_HEAD_RANGE: return "first_head and end_head must be a range of the KV heads";
     case PB_KVCACHE_ERROR_OPTION: return "an enumeration has a value that is not in its list";

@@ -22,9 +22,9 @@ def merge_nearest(
     values: _Floats,
     kept: Sequence[npt.NDArray[np.uint32]],
     queries: _Floats,
-    lse: _Floats,
     protect: Sequence[int],
     scale: float,
+    window: int,
     threads: int = 1,
 ) -> list[tuple[_Floats, _Floats, _Floats]]:
     """Return each head's merged keys, values and biases, as :func:`merge` does, from arrays that were checked.
@@ -35,12 +35,15 @@ def merge_nearest(
         ``(kv_heads, n, head_dim)``, rows of one stride, whose elements lie side by side.
     kept
         Ascending positions of each head.
-    queries, lse
-        ``(kv_heads, N, head_dim)`` and ``(kv_heads, N)``, contiguous.
+    queries
+        ``(kv_heads, N, head_dim)``, contiguous: runs of the last `window` positions' queries, one for each query head
+        of a group. None sees what follows it.
     protect
         Last kept rows of each head that take nothing in.
     scale
         What products are multiplied by.
+    window
+        The length of a run. A divisor of ``N``, at most ``n``.
     threads
         How many heads at once, at most.
 
@@ -67,7 +70,7 @@ def merge_nearest(
                 "protect": protect[head],
                 "queries": floats(queries[head]),
                 "num_queries": queries.shape[1],
-                "lse": floats(lse[head]),
+                "window": window,
                 "scale": scale,
             },
         )

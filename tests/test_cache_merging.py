@@ -97,6 +97,7 @@ def lse_of(query: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tenso
 def test_rows_and_biases_are_those_of_merge(method, options, monkeypatch):
     model = used("llama")
     asked = []
+    compared = 0
 
     def spy(*arguments, **named):
         asked.append((arguments[3], named["lse"]))
@@ -114,16 +115,15 @@ def test_rows_and_biases_are_those_of_merge(method, options, monkeypatch):
         window = query[:, -6:]
         queries = window.unflatten(0, (2, 2)).flatten(1, 2)
         lse = lse_of(window, key, 8**-0.5).unflatten(0, (2, 2)).flatten(1, 2)
-        if not asked:  # no head of the first layers has rows enough
-            continue
-        of_merge, of_lse = asked.pop(0)
-        torch.testing.assert_close(of_merge[:, :12], queries, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(of_lse[:, :12], lse, atol=1e-4, rtol=1e-4)
-        assert of_merge.shape[1] == (12 + 96 if method == "fitted" else 12)
-        for head in range(2):  # the prompt's queries see all of it
-            whole = torch.logsumexp(of_merge[head, 12:].double() @ key[head].double().mT * 8**-0.5, -1)
-            torch.testing.assert_close(of_lse[head, 12:].double(), whole, atol=1e-4, rtol=1e-4)
-        queries, lse = of_merge, of_lse
+        if method != "nearest":  # which the C library does, from the window's queries alone
+            of_merge, of_lse = asked.pop(0)
+            torch.testing.assert_close(of_merge[:, :12], queries, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(of_lse[:, :12], lse, atol=1e-4, rtol=1e-4)
+            assert of_merge.shape[1] == (12 + 96 if method == "fitted" else 12)
+            for head in range(2):  # the prompt's queries see all of it
+                whole = torch.logsumexp(of_merge[head, 12:].double() @ key[head].double().mT * 8**-0.5, -1)
+                torch.testing.assert_close(of_lse[head, 12:].double(), whole, atol=1e-4, rtol=1e-4)
+            queries, lse = of_merge, of_lse
         rotary = turning(model) if method == "macro" else None
         for head in range(2):
             at = cache.positions(layer)[0, head]
@@ -148,6 +148,9 @@ def test_rows_and_biases_are_those_of_merge(method, options, monkeypatch):
             else:
                 assert (got[2][-3:] == 0).all()
                 assert (got[2] != 0).any()
+                compared += 1
+    assert not asked
+    assert compared >= 6
 
 
 @pytest.mark.parametrize("options", [{"budget": 20}, {"plan": "heads"}], ids=["rows", "heads"])

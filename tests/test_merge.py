@@ -410,7 +410,7 @@ def test_another_device_gives_the_same_without_addresses(method, monkeypatch):
         merge(tensors[0], tensors[1].double(), *tensors[2:], protect=7, method=method)
 
 
-def by_c(keys, values, kept, queries, protect, lse=None):
+def by_c(keys, values, kept, queries, protect, lse=None, window=0):
     """Return what the C function makes of one head of float32 rows, whose rows need not lie side by side."""
     n, head_dim = keys.shape
     kept = np.ascontiguousarray(kept, np.uint32)
@@ -432,6 +432,7 @@ def by_c(keys, values, kept, queries, protect, lse=None):
         "queries": floats(queries),
         "num_queries": len(queries),
         "lse": floats(lse),
+        "window": window,
         "scale": head_dim**-0.5,
     }
     given, size = ffi.new("pb_kvcache_merge *", head), ffi.new("size_t *")
@@ -472,3 +473,16 @@ def test_c_gives_what_arrays_give_of_a_whole_layer():
     expected = merge(keys, values, rows, queries, protect=32)
     found = [by_c(keys[h], values[h], rows[h], queries[h], 32) for h in range(2)]
     assert_close(tuple(zip(*found, strict=True)), expected)
+
+
+@pytest.mark.parametrize("n", [12, 66, 130, 300])
+def test_c_lets_no_query_of_the_window_see_what_follows_it(n):
+    keys, values, rows, queries = layer(21, 1, n, 16, 10, 24, spread=2.0)
+    window = 12
+    lse = np.empty((1, 24), np.float32)
+    for q, query in enumerate(queries[0].tolist()):  # two heads of 12
+        seen = keys[0, : n - 11 + q % window].tolist()
+        lse[0, q] = math.log(sum(math.exp(sum(a * b for a, b in zip(query, key, strict=True)) / 4) for key in seen))
+    expected = merge(keys, values, rows, queries, protect=2, lse=lse)
+    found = by_c(keys[0], values[0], rows[0], queries[0], 2, window=window)
+    assert_close([one[None] for one in found], expected, 1e-4)

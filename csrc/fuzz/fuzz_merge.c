@@ -46,6 +46,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (take(&in, 1) % 4 == 0) {
         memcpy(&merge.scale, &scale, sizeof scale);
     }
+    merge.window = take(&in, 1) % 8; /* often none that fits */
     merge.row_stride = merge.head_dim + take(&in, 1) % 3;
     const uint32_t steps = 1 + take(&in, 1) % 9;
     for (uint32_t at = take(&in, 1) % 8; at < merge.n; at += 1 + take(&in, 1) % steps) {
@@ -73,8 +74,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memset(bias, 1, (merge.num_kept + 1) * sizeof(float));
     const pb_kvcache_status status = pb_kvcache_merge_nearest(&merge, workspace, bytes, out_keys, out_values,
                                                               merge.head_dim, rows, bias, merge.num_kept);
-    MUST(status == PB_KVCACHE_OK || status == PB_KVCACHE_ERROR_SCALE || status == PB_KVCACHE_ERROR_ROW_VALUE
-         || status == PB_KVCACHE_ERROR_LOGIT);
+    const bool fits = merge.window <= merge.n && (merge.window == 0 || merge.num_queries % merge.window == 0);
+    MUST((status == PB_KVCACHE_ERROR_WINDOW) <= !fits && (fits || status != PB_KVCACHE_OK));
+    MUST(status == PB_KVCACHE_OK || status == PB_KVCACHE_ERROR_SCALE || status == PB_KVCACHE_ERROR_WINDOW
+         || status == PB_KVCACHE_ERROR_ROW_VALUE || status == PB_KVCACHE_ERROR_LOGIT);
     if (status == PB_KVCACHE_OK) {
         MUST(finite(out_keys, rows) && finite(out_values, rows) && finite(bias, merge.num_kept));
         for (size_t i = 0; i < merge.num_kept; ++i) {

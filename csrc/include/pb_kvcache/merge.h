@@ -5,7 +5,7 @@
  * merged rows with a bias each, which attention adds to the row's scaled logits:
  *
  *     const pb_kvcache_merge head = {.keys = k, .values = v, .row_stride = 64, .n = 4096, .head_dim = 64, .kept = kept,
- *                                    .num_kept = 512, .protect = 32, .queries = q, .num_queries = 96, .lse = NULL,
+ *                                    .num_kept = 512, .protect = 32, .queries = q, .num_queries = 96, .window = 32,
  *                                    .scale = 0.125f};
  *     pb_kvcache_merge_workspace_size(&head, &size);
  *     pb_kvcache_merge_nearest(&head, workspace, size, keys, values, 64, 512 * 64, bias, 512);
@@ -23,8 +23,9 @@
  *
  * Arithmetic, in an order that is part of the definition, so that the bits are the same everywhere: products are sums of
  * floats in the order of the elements, exp is that of select.h. A position's shares are added in float in the order of
- * the queries, rows in float and what they weigh in double in the order of the positions. Exponentials of a query are
- * added as in select.h within blocks of 64 positions, and over them in double. Lengths and logarithms are double.
+ * the queries, rows in float and what they weigh in double in the order of the positions. Exponentials of what a query
+ * sees are added as in select.h within blocks of 64 positions, and over them in double. Lengths and logarithms are
+ * double.
  */
 #ifndef PB_KVCACHE_MERGE_H
 #define PB_KVCACHE_MERGE_H
@@ -50,7 +51,9 @@ typedef struct pb_kvcache_merge {
     size_t protect;       /* last kept rows that take nothing in. num_kept or more: every row stays as it is */
     const float *queries; /* num_queries rows of head_dim floats, side by side, after rotation */
     size_t num_queries;   /* > 0 */
-    const float *lse;     /* the log of each query's softmax denominator. NULL: over the n keys */
+    const float *lse;     /* the log of each query's softmax denominator. NULL: over the keys that it sees */
+    size_t window;        /* 0: a query sees all n. Else they are runs of the last `window` positions', at most n, a run
+                             for each query head of the group: query i of a run sees the first n - window + 1 + i */
     float scale;          /* what products are multiplied by, > 0 and finite */
 } pb_kvcache_merge;
 
@@ -76,9 +79,9 @@ PB_KVCACHE_API pb_kvcache_status pb_kvcache_merge_workspace_size(const pb_kvcach
  *   bias                       becomes num_kept floats
  *   bias_capacity              floats in `bias`
  *
- * The errors of the function above, _SCALE, _INDEX (kept), _ALIGNMENT, _STRIDE, _CAPACITY, _WORKSPACE, _OVERLAP.
- * _ROW_VALUE for a key, value, query or lse that is NaN or infinite. _LOGIT for a product or a share that is too large
- * for a float. Outputs are then untouched.
+ * The errors of the function above, _SCALE, _WINDOW, _INDEX (kept), _ALIGNMENT, _STRIDE, _CAPACITY, _WORKSPACE,
+ * _OVERLAP. _ROW_VALUE for a key, value, query or lse that is NaN or infinite. _LOGIT for a product or a share that is
+ * too large for a float. Outputs are then untouched.
  */
 PB_KVCACHE_API pb_kvcache_status pb_kvcache_merge_nearest(const pb_kvcache_merge *merge, void *workspace,
                                                           size_t workspace_size, float *keys, float *values,

@@ -84,7 +84,7 @@ typedef enum pb_kvcache_status {
     PB_KVCACHE_ERROR_DIVIDE_LOSS = -42,
     /* A unit's minimum is below the grid's first point. */
     PB_KVCACHE_ERROR_DIVIDE_BELOW = -43,
-    /* window is 0 or not smaller than n. Of an attention it may be n. */
+    /* window is 0 or not smaller than n. Of an attention it may be n. Of a merge, above n or no divisor of num_queries. */
     PB_KVCACHE_ERROR_WINDOW = -50,
     /* num_kv_heads is 0 or does not divide num_q_heads, or num_q_heads is 0. */
     PB_KVCACHE_ERROR_HEADS = -51,
