@@ -24,8 +24,11 @@ from ._divide import checked_curves, divide
 from ._files import replacing
 from ._head_plan import HeadPlan
 from ._plan import LayerPlan
+from ._selection import Selection
 from ._text import read_json, write_json
 
+#: What the names of a rule's fields begin with in `measured`.
+RULE_PREFIX = "selection."
 #: Curves that come with the package, by name.
 SHIPPED = {"smollm2": "curves-smollm2-135m.npz"}
 #: The most bytes of a file, and of one member: 8 million losses, 64 times 128 layers of 64 heads and 16 points.
@@ -82,6 +85,16 @@ class CurveSet:
     def measured(self) -> dict[str, Any]:
         """How the losses were measured. A copy."""
         return dict(self._measured)
+
+    @property
+    def selection(self) -> Selection | None:
+        """The rule that ranked positions where the losses were measured, if `measured` says it."""
+        fields = {
+            name.removeprefix(RULE_PREFIX): value
+            for name, value in self._measured.items()
+            if name.startswith(RULE_PREFIX)
+        }
+        return Selection.from_dict(fields) if fields else None
 
     @property
     def num_layers(self) -> int:
@@ -204,6 +217,21 @@ class CurveSet:
                     _write(member, array)
                     # A fixed date, so that the bytes depend on the curves alone.
                     archive.writestr(zipfile.ZipInfo(name + ".npy", (1980, 1, 1, 0, 0, 0)), member.getvalue())
+
+    @classmethod
+    def of(cls, curves: CurveSet | str | os.PathLike[str]) -> CurveSet:
+        """Return curves, or those of a file.
+
+        Raises
+        ------
+        OSError, TypeError, ValueError
+            As :meth:`load`, or for what is neither.
+        """
+        if isinstance(curves, (str, os.PathLike)):
+            return cls.load(curves)
+        if not isinstance(curves, CurveSet):
+            raise TypeError(f"curves: must be a CurveSet or the path of a curve file, not {type(curves).__name__}")
+        return curves
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], grid: npt.ArrayLike | None = None) -> CurveSet:

@@ -34,8 +34,8 @@ def rows(tmp_path_factory):
     model, tokenizer = evaluate.load("smollm2")
     texts = [ROOT / "docs" / "bench.md", ROOT / "csrc" / "merge.c", ROOT / "CONTRIBUTING.md"]
     items = tasks.make("text", tokenizer, count=6, length=800, texts=texts)
-    variants = evaluate.make_variants(["uniform", "prompt", str(curves)], ["output"], ["none"])
-    variants += evaluate.make_variants([str(curves)], ["output"], ["fitted"])
+    variants = evaluate.make_variants(["uniform", "prompt", str(curves)], ["mixed"], ["none"])
+    variants += evaluate.make_variants([str(curves)], ["mixed"], ["fitted"])
     found = evaluate.evaluate((model, tokenizer), items, budgets=[64], variants=variants, directory=folder / "rows")
     means: dict[str, list[float]] = {}
     for row in found:
@@ -45,13 +45,13 @@ def rows(tmp_path_factory):
 
 
 def test_calibrated_budgets_beat_uniform_ones(rows):
-    assert rows["smollm2.npz output"] < 0.8 * rows["uniform"]
-    assert rows["smollm2.npz output"] < rows["uniform output"]
+    assert rows["smollm2.npz mixed"] < 0.8 * rows["uniform"]
+    assert rows["smollm2.npz mixed"] < rows["uniform mixed"]
 
 
 def test_a_prompt_alone_divides_better_than_evenly(rows):
-    assert rows["prompt output"] < 0.9 * rows["uniform"]
+    assert rows["prompt mixed"] < 0.9 * rows["uniform"]
 
 
 def test_merging_adds_to_a_plan(rows):
-    assert rows["smollm2.npz output fitted"] < rows["smollm2.npz output"]
+    assert rows["smollm2.npz mixed fitted"] < rows["smollm2.npz mixed"]

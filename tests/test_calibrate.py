@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 
 from pb_kvcache import CurveSet, Selection  # noqa: E402
 from pb_kvcache.lab.calibrate import JUDGED, _outcome_grid, _outcome_weights, calibrate  # noqa: E402
-from pb_kvcache.transformers import HeldPrompt  # noqa: E402
+from pb_kvcache.transformers import BudgetedCache, HeldPrompt  # noqa: E402
 from pb_kvcache.transformers._calibration import prompt_curves  # noqa: E402
 
 from .test_transformers import _one_thread, stock, tokens, used  # noqa: E402, F401
@@ -71,7 +71,18 @@ def test_a_curve_file_says_how_it_was_made(tmp_path):
     assert Selection.from_dict(fields) == RULE
     assert "version.torch" in measured
     named = calibrate(model, prompts(1), outcome=False)
-    assert named.measured["selection"] == "output"
+    assert named.measured["selection"] == "mixed"
+
+
+def test_a_cache_of_curves_ranks_by_their_own_rule():
+    model = used("llama")
+    curves = calibrate(model, prompts(1), selection=RULE, outcome=False)
+    cache = BudgetedCache(model.config, curves=curves, budget=20)
+    assert RULE.describe() in cache.report().settings
+    assert "snapkv" in BudgetedCache(model.config, curves=curves, budget=40, selection="snapkv").report().settings
+    assert "window 8" in BudgetedCache(model.config, curves=curves, budget=20, window=8).report().settings
+    plain = CurveSet(curves.grid, curves.losses)
+    assert "snapkv" in BudgetedCache(model.config, curves=plain, budget=40).report().settings
 
 
 def test_a_layer_in_the_noise_still_counts_a_little():

@@ -65,14 +65,14 @@ def test_plans_are_judged_and_written_with_how_they_were_made(folder, tmp_path, 
     entries = json.loads((tmp_path / "plan.json").read_text())
     for entry in entries:
         assert entry["measured"]["texts"] == "one.txt, two.txt"
-        assert entry["measured"]["selection"] == "output"
+        assert entry["measured"]["selection"] == "mixed"
         assert (entry["measured"]["prompts"], entry["measured"]["length"]) == (2, 120)
-        assert set(entry["judged"]) == {"uniform", "uniform output", "pyramid:4 output", "calibrated.npz output"}
-        assert entry["judged"]["calibrated.npz output"]["prompts"] == 2
+        assert set(entry["judged"]) == {"uniform", "uniform mixed", "pyramid:4 mixed", "calibrated.npz mixed"}
+        assert entry["judged"]["calibrated.npz mixed"]["prompts"] == 2
     out = capsys.readouterr().out
     assert "measured on 2 prompts of 120 tokens from one.txt, two.txt" in out
     assert "judged on 2 others from the same texts" in out
-    assert "calibrated.npz output" in out
+    assert "calibrated.npz mixed" in out
 
 
 def test_other_texts_judge_where_they_are_given(folder, tmp_path, capsys):
@@ -99,12 +99,12 @@ def test_a_judgement_says_where_a_plan_does_not_win():
 
     from .evaluation_rows import kl_rows
 
-    rows = kl_rows([0.4] * 8, {"uniform output": [0.3] * 8, "pyramid:4 output": [0.5] * 8, "mine": [0.2] * 8})
-    found = calibrate.Judgement(summarise(rows), "mine", ("uniform output", "pyramid:4 output"))
+    rows = kl_rows([0.4] * 8, {"uniform mixed": [0.3] * 8, "pyramid:4 mixed": [0.5] * 8, "mine": [0.2] * 8})
+    found = calibrate.Judgement(summarise(rows), "mine", ("uniform mixed", "pyramid:4 mixed"))
     assert found.wins
-    rows = kl_rows([0.4] * 8, {"uniform output": [0.3] * 8, "pyramid:4 output": [0.5] * 8, "mine": [0.35] * 8})
-    found = calibrate.Judgement(summarise(rows), "mine", ("uniform output", "pyramid:4 output"))
-    assert found.losses() == ["At 64 the calibrated plan's KL is 0.3500, and that of uniform output 0.3000."]
+    rows = kl_rows([0.4] * 8, {"uniform mixed": [0.3] * 8, "pyramid:4 mixed": [0.5] * 8, "mine": [0.35] * 8})
+    found = calibrate.Judgement(summarise(rows), "mine", ("uniform mixed", "pyramid:4 mixed"))
+    assert found.losses() == ["At 64 the calibrated plan's KL is 0.3500, and that of uniform mixed 0.3000."]
     assert not found.wins
     assert found.to_dict()["64"]["mine"]["kl"] == pytest.approx(0.35)
 

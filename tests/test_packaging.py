@@ -68,7 +68,12 @@ def test_wheel_built_from_the_sdist_is_complete_and_tagged_for_the_stable_abi(wh
         assert path.relative_to(ROOT).as_posix() in names
     for path in (ROOT / "vectors").glob("*.json"):
         assert f"pb_kvcache/vectors_data/{path.name}" in names
-    assert {"pb_kvcache/py.typed", "pb_kvcache/_native.pyi", "pb_kvcache/data/filler.txt"} <= names
+    assert {
+        "pb_kvcache/py.typed",
+        "pb_kvcache/_native.pyi",
+        "pb_kvcache/data/filler.txt",
+        "pb_kvcache/data/curves-smollm2-135m.npz",
+    } <= names
     assert [name for name in names if name.startswith(("tests", "csrc", "build"))] == []
     assert pb_kvcache.__version__ in wheel.name
 

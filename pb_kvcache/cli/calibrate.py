@@ -41,7 +41,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--text", type=Path, nargs="+", required=True, metavar="FILE", help="texts like those to come, UTF-8")
     add("--prompts", type=int, default=8, help="prompts that are measured (default 8)")
     add("--length", type=int, default=1024, help="tokens of a prompt (default 1024)")
-    add("--select", default="output", choices=Selection.NAMES, help="the rule that ranks positions (default output)")
+    add("--select", default="mixed", choices=Selection.NAMES, help="the rule that ranks positions (default mixed)")
     add("--budget", type=int, nargs="+", required=True, help="positions per KV head on average: a plan for each")
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="the plan file, .json")
     add("--curves", type=Path, metavar="FILE", help="also write the curves, .npz, from which any budget is planned")

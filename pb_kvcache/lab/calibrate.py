@@ -4,7 +4,7 @@
 >>> from pb_kvcache.transformers import use                          # doctest: +SKIP
 >>> model, tokenizer = record.load_model("model")                    # doctest: +SKIP
 >>> use(model)                                                       # doctest: +SKIP
->>> curves = calibrate.calibrate(model, prompts, selection="output")  # doctest: +SKIP
+>>> curves = calibrate.calibrate(model, prompts)                     # doctest: +SKIP
 >>> curves.plan(128).budgets                                         # doctest: +SKIP
 
 For each prompt two things are measured. The output error of every KV head at a dozen budgets, in one pass: how far the
@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import CurveSet
+from .._curves import RULE_PREFIX
 from .._selection import Selection
 from ._extra import extra, versions
 from .verdict import Summary, summarise
@@ -48,7 +49,7 @@ def calibrate(
     model: Any,
     prompts: Sequence[tuple[Sequence[int], Sequence[int]]],
     *,
-    selection: Selection | str = "output",
+    selection: Selection | str = "mixed",
     outcome: bool = True,
     measured: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], object] | None = None,
@@ -121,7 +122,7 @@ def calibrate(
     how: dict[str, Any] = {
         "what": "output error times outcome weight" if outcome else "output error",
         "selection": rule.name or rule.describe(),
-        **{f"selection.{name}": value for name, value in rule.to_dict().items()},
+        **{RULE_PREFIX + name: value for name, value in rule.to_dict().items()},
         "prompts": len(prompts),
         "length": n,
         "judged_tokens": JUDGED,
@@ -206,7 +207,7 @@ def judge(
     items: Sequence[Item],
     *,
     budgets: Sequence[int | str],
-    selection: str = "output",
+    selection: str = "mixed",
     progress: Callable[[int, int], object] | None = None,
 ) -> Judgement:
     """Compare plans of curves with uniform budgets and a pyramid of ratio 4, on prompts that were not measured.

@@ -171,11 +171,8 @@ class Budgets:
             )
         return budgets
 
-    def _check_curves(self, curves: Any) -> CurveSet:
-        if isinstance(curves, (str, os.PathLike)):
-            curves = CurveSet.load(curves)
-        if not isinstance(curves, CurveSet):
-            raise TypeError(f"curves: must be a CurveSet or the path of a curve file, not {type(curves).__name__}")
+    def _check_curves(self, given: Any) -> CurveSet:
+        curves = CurveSet.of(given)
         if curves.num_layers != self.num_layers:
             raise ValueError(
                 f"curves: has {curves.num_layers} layers, the model has {self.num_layers} with full attention, which "

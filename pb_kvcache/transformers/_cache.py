@@ -15,7 +15,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
-from .._selection import DEFAULT, Selection, rule_of
+from .._curves import CurveSet
+from .._selection import DEFAULT, Default, Selection, rule_of
 from ._attention import NAMES, not_compiled, plain_implementation
 from ._budgets import Budgets
 from ._layer import BudgetedLayer
@@ -24,7 +25,6 @@ from ._ranks import Ranks
 from ._report import CacheLayerReport, CacheReport, CacheSequenceReport
 
 if TYPE_CHECKING:
-    from .._curves import CurveSet
     from .._head_plan import HeadPlan
     from .._plan import LayerPlan
 
@@ -67,7 +67,8 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
     curves
         Instead of a plan, what every KV head loses at each budget: a :class:`pb_kvcache.CurveSet` or its file. It
         divides what `budget`, `memory` or `fraction` allow, anew for each length of a prompt: what a head cannot use of
-        a short one goes where the curves gain most. A budget is then positions per KV head on average.
+        a short one goes where the curves gain most. A budget is then positions per KV head on average. Where the curves
+        say which rule they were measured under and no other is asked for, that one chooses.
     memory
         Bytes that the kept keys and values of the whole batch may take after the prompt, on all ranks together.
     fraction
@@ -167,8 +168,10 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
                 "use DynamicCache"
             )
         layers = list(DynamicCache(config=config).layers)
+        if curves is not None:
+            curves = CurveSet.of(curves)
         rule = rule_of(
-            selection,
+            _rule_of_curves(curves, selection, window, protect, sinks, kernel, pooling, edge, reduce),
             window=window,
             protect=protect,
             sinks=sinks,
@@ -581,6 +584,14 @@ class PyramidKVCache(BudgetedCache):
     """A :class:`BudgetedCache` with the paper's pyramid as its default: more in early layers (arXiv 2406.02069)."""
 
     _default_ratio = 4.0
+
+
+def _rule_of_curves(curves: CurveSet | None, selection: Selection | str | None, *fields: Any) -> Selection | str | None:
+    """Return the rule that is asked for: that of the curves where none is, nor a field of one."""
+    if curves is None or selection is not None:
+        return selection
+    given = [field for field in fields if field is not None and not isinstance(field, Default)]
+    return None if given else curves.selection
 
 
 def _check_projections(facts: Facts | None, layers: tuple[int, ...], what: str) -> None:
