@@ -18,6 +18,7 @@ from pb_kvcache import CurveSet  # noqa: E402
 from pb_kvcache.lab import evaluate, tasks  # noqa: E402
 
 from .conftest import ROOT  # noqa: E402
+from .test_transformers import _one_thread  # noqa: E402, F401
 
 pytestmark = [
     pytest.mark.model,
@@ -27,13 +28,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """Return the mean KL of each variant at 64 on 6 prompts of this project's own text and code."""
+    """Return the mean KL of each variant at 64 on 4 prompts of this project's own text and code."""
     folder = tmp_path_factory.mktemp("answers")
     curves = folder / "smollm2.npz"
     CurveSet.load("smollm2").save(curves)
     model, tokenizer = evaluate.load("smollm2")
-    texts = [ROOT / "docs" / "bench.md", ROOT / "csrc" / "merge.c", ROOT / "CONTRIBUTING.md"]
-    items = tasks.make("text", tokenizer, count=6, length=800, texts=texts)
+    texts = [ROOT / "docs" / "bench.md", ROOT / "csrc" / "select.c"]
+    items = tasks.make("text", tokenizer, count=4, length=600, texts=texts)
     variants = evaluate.make_variants(["uniform", "prompt", str(curves)], ["mixed"], ["none"])
     variants += evaluate.make_variants([str(curves)], ["mixed"], ["fitted"])
     found = evaluate.evaluate((model, tokenizer), items, budgets=[64], variants=variants, directory=folder / "rows")
