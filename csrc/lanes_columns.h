@@ -81,8 +81,7 @@ TARGET static void NAME(columns)(const float *restrict columns, const float *res
 {
     for (size_t g = 0; g < group; ++g) {
         float sums[COLUMNS] = {0.0f};
-        size_t d = 0;                                                                                                 \
-        do {                                                                                                          \
+        for (size_t d = 0; d < dim; ++d) {
             const float element = queries[g * dim + d];
             for (size_t i = 0; i < COLUMNS; ++i) {
                 sums[i] += columns[d * COLUMNS + i] * element;
