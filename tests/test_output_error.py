@@ -231,6 +231,16 @@ def test_every_sequence_of_a_batch_has_its_own_division(decode):
     assert "heads by the prompt" in together.report().settings
 
 
+@pytest.mark.parametrize("column", [89, 70, 53])
+def test_padding_among_the_judged_positions_is_refused(column):
+    model = used("llama")
+    mask = torch.ones(1, 90, dtype=torch.long)
+    mask[0, column] = 0
+    cache = BudgetedCache(model.config, budget=14, window=6, allocate="prompt")
+    with pytest.raises(ValueError, match="has padding among its last 38 columns"):
+        run(model, tokens(90), cache, mask)
+
+
 def test_chunks_a_copy_and_a_reset_divide_alike():
     model = used("llama")
     options = {"fraction": 0.25, "window": 6, "allocate": "prompt"}

@@ -389,7 +389,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             if self._incoming is not None:
                 self._append(*self._incoming)
                 self._incoming = None
-            last = self.budgets.selection.window + (JUDGED if self.budgets.by_prompt else 0)
+            last = self._last_queries
             queries = query if self._queries is None else torch.cat([self._queries, query[:, :, -last:]], dim=2)
             self._queries = queries[:, :, -last:].clone()
             if self.budgets.by_prompt:
@@ -401,6 +401,11 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._all_queries = query if self.budgets.selection.second_hop else None
         self.end_prompt()
         self._all_queries = None
+
+    @property
+    def _last_queries(self) -> int:
+        """How many of a prompt's last queries are looked at: the window's, and those that are judged."""
+        return self.budgets.selection.window + (JUDGED if self.budgets.by_prompt else 0)
 
     def _note_queries(self, query: torch.Tensor) -> None:
         """Remember what scores and merging need of the prompt's queries before rotation, of each sequence apart."""
@@ -610,8 +615,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._incoming = (held.keys, held.values)
         self.seen = held.seen
         self._mask, self._scoring, self._attention = held._mask, held._scoring, held._attention
-        last = self.budgets.selection.window + (JUDGED if self.budgets.by_prompt else 0)
-        self._queries = held._queries[:, :, -last:]
+        self._queries = held._queries[:, :, -self._last_queries :]
         self._before = held._before
 
     def ranked(self, grid: list[int]) -> torch.Tensor:
@@ -697,7 +701,7 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
             return None
         mask = self._mask[row, :columns]
         where = mask.nonzero().squeeze(-1)
-        window = self.budgets.selection.window
+        window = self._last_queries
         if scored and not bool(mask[-min(window, len(where)) :].all()):
             raise ValueError(
                 f"attention_mask: sequence {row} has padding among its last {window} columns, where the queries that "
