@@ -7,14 +7,12 @@ import shlex
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .._policies import label, policy_names
 from ..lab import bench, page, traces
 from ..lab.findings import TIMES, findings, layers, size, step_time
-from ._output import console, print_json, print_table, say
+from ._output import console, print_json, print_table, progress, say
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -75,17 +73,7 @@ def run(args: argparse.Namespace) -> int:
         args.report.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is found out before the work
     budgets = None if args.budgets is None else listed(args.budgets)
     policies = listed(args.policies)
-    errors = Console(file=sys.stderr)
-    with Progress(
-        TextColumn("replaying"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    ) as bar:
-        task = bar.add_task("replaying", total=None)
+    with progress("replaying") as show_progress:
         results = bench.run(
             args.trace,
             budgets,
@@ -93,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             obs_window=args.obs_window,
             pool_kernel=args.pool_kernel,
             jobs=args.jobs,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=show_progress,
         )
     if args.json:
         print_json(results.to_dict(), indent=1)

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from typing import Any
 
 from .. import CurveSet
 from .._files import replacing
 from .._selection import Selection
 from .._text import write_json
-from ..lab import calibrate, evaluate, record
+from ..lab import calibrate, evaluate, record, tasks
+from ..lab.tasks import Item
 from ..lab.verdict import table
-from ._output import print_table, say
-
-if TYPE_CHECKING:
-    from ..lab.tasks import Item
+from ._output import print_table, progress, say
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,7 +40,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--curves", type=Path, metavar="FILE", help="also write the curves, .npz, from which any budget is planned")
     add("--judge", type=Path, nargs="+", default=[], metavar="FILE", help="texts to judge on (default: further parts)")
     add("--judge-prompts", type=int, default=8, help="prompts to judge on (default 8)")
-    add("--no-outcome", action="store_true", help="output errors alone: a fifth of the time, and plans that gain less")
+    add("--no-outcome", action="store_true", help="output errors alone: a quarter of the time, and plans that gain less")
     add("--force", action="store_true", help="write plans that do not win, too")
     add("--seed", type=int, default=0, help="of the prompts' places in the texts (default 0)")
     add("--dtype", choices=record.DTYPES, default="float32", help="what the model computes in (default float32)")
@@ -71,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             )
     loaded = evaluate.load(args.model, dtype=args.dtype, device=args.device)
     measured, judged = _items(args, loaded[1])
-    with _progress("measuring") as progress:
+    with progress("measuring") as show_progress:
         curves = calibrate.calibrate(
             loaded[0],
             # Every second prompt is followed by the model's own answer, the others by the text's.
@@ -85,11 +78,13 @@ def run(args: argparse.Namespace) -> int:
                 "seed": args.seed,
                 "dtype": args.dtype,
             },
-            progress=progress,
+            progress=show_progress,
         )
     plans = [curves.plan(budget) for budget in args.budget]  # what is refused is refused before the judging
-    with _progress("judging") as progress:
-        found = calibrate.judge(loaded, curves, judged, budgets=args.budget, selection=args.select, progress=progress)
+    with progress("judging") as show_progress:
+        found = calibrate.judge(
+            loaded, curves, judged, budgets=args.budget, selection=args.select, progress=show_progress
+        )
     say(f"measured on {len(measured)} prompts of {args.length} tokens from {curves.measured['texts']}")
     say(f"judged on {len(judged)} others from {', '.join(path.name for path in args.judge) or 'the same texts'}")
     for one in table(found.summary):
@@ -108,8 +103,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _items(args: argparse.Namespace, tokenizer: Any) -> tuple[list[Item], list[Item]]:
     """Return the prompts to measure and those to judge on, which share no part of a text."""
-    from ..lab import tasks
-
     for name in ("prompts", "judge_prompts"):
         if getattr(args, name) < 1:
             raise ValueError(f"{name.replace('_', '-')} = {getattr(args, name)}: must be at least 1")
@@ -123,24 +116,6 @@ def _items(args: argparse.Namespace, tokenizer: Any) -> tuple[list[Item], list[I
         "text", tokenizer, count=args.judge_prompts, length=args.length, seed=args.seed, texts=args.judge
     )
     return items, judged
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Any]:
-    """Give the block a function that takes the steps done and of all, and shows them on a terminal."""
-    errors = Console(file=sys.stderr)
-    with Progress(
-        TextColumn(what),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f} %"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    ) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _write(args: argparse.Namespace, curves: CurveSet, plans: list[Any], found: calibrate.Judgement) -> None:

@@ -7,18 +7,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .._text import read_json
-from ..lab import evaluate, evaluation_files, evaluation_page, record, verdict
+from ..lab import evaluate, evaluation_files, evaluation_page, record, tasks, verdict
 from ..lab._variants import MERGES, PLANS
-from ._output import console, print_table, say
-
-if TYPE_CHECKING:
-    from ..lab.tasks import Item
+from ..lab.tasks import Item
+from ._output import console, print_table, progress, say
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,7 +30,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add = parser.add_argument
     add("--model", required=True, help="a folder as transformers saves one, a .gguf file, or smollm2 if installed")
     add("--text", type=Path, nargs="+", default=[], metavar="FILE", help="texts to go on with, UTF-8")
-    add("--task", nargs="+", default=[], help="made prompts: retrieval, retrieval:KEYS, niah, vt, cwe, fwe")
+    add("--task", nargs="+", default=[], help=f"made prompts: {', '.join(tasks.TASKS[1:])}, or retrieval:KEYS")
     add("--jsonl", type=Path, nargs="+", default=[], metavar="FILE", help="prompts of your own, one a line")
     add(
         "--filler", type=Path, metavar="FILE", help="the text between the facts of made prompts, instead of the shipped"
@@ -66,19 +60,8 @@ def run(args: argparse.Namespace) -> int:
     _, tokenizer = evaluate.load(args.model, dtype=args.dtype, device=args.device)
     items = _items(args, tokenizer)
     file = args.output / evaluate.FILE
-    errors = Console(file=sys.stderr)
     try:
-        with Progress(
-            TextColumn("judging"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=errors,
-            transient=True,
-            disable=not errors.is_terminal,
-        ) as bar:
-            task = bar.add_task("judging", total=None)
+        with progress("judging") as show_progress:
             rows = evaluate.evaluate(
                 args.model,
                 items,
@@ -90,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
                 answer=args.answer,
                 dtype=args.dtype,
                 device=args.device,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
+                progress=show_progress,
             )
     except KeyboardInterrupt:
         say(f"interrupted; what is done is in {file}, and the same command continues", sys.stderr)
@@ -107,8 +90,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _items(args: argparse.Namespace, tokenizer: object) -> list[Item]:
     """Return the prompts that were asked for. Texts of the package where nothing was."""
-    from ..lab import tasks
-
     filler = None
     if args.filler is not None:
         try:

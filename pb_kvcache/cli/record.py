@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
 from .._dtypes import DTYPE_BITS
 from ..lab import record, traces
-from ._output import say
+from ._output import progress, say
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,9 +62,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if args.kv_dtype is not None:
         metadata["kv_dtype"] = args.kv_dtype
-    console = Console(file=sys.stderr)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("recording", total=args.tokens)
+    with progress("recording") as show_progress:
         trace = record.record(
             args.model,
             text,
@@ -78,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             metadata=metadata,
             dtype=args.dtype,
             device=args.device,
-            progress=lambda done: bar.update(task, completed=done),
+            progress=lambda done: show_progress(done, args.tokens),
         )
     traces.save(args.output, trace)
     size = args.output.stat().st_size

@@ -14,9 +14,8 @@ from typing import Any
 from .. import CurveSet
 from .._plan_file import load_plan, read_plans
 from .._selection import SCORES, Selection
+from ._figures import UNIFORM
 
-#: What every difference is to.
-UNIFORM = "uniform"
 #: Divisions of a total that need no file, and what begins those with a number.
 PLANS = (UNIFORM, "pyramid:RATIO", "adakv", "prompt")
 #: Ways to merge, and none.

@@ -25,17 +25,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._text import write_json
 from . import bench
 from ._extra import extra, versions
+from ._figures import UNIFORM
 from ._jobs import in_order
 from ._progress_file import ProgressFile, append
-from ._variants import UNIFORM, Variant, make_variants
-
-if TYPE_CHECKING:
-    from .tasks import Item
+from ._variants import Variant, make_variants
+from .tasks import Item, score
 
 __all__ = ["ANSWER", "FILE", "QUESTIONS", "UNIFORM", "Variant", "evaluate", "load", "make_variants"]
 
@@ -461,13 +460,9 @@ class _Prompt:
 
     def _greedy(self, cache: Any, count: int, stop: Callable[[list[int]], bool] = lambda tokens: False) -> list[int]:
         """Return the likeliest next tokens, `count` of them or until `stop` says so of them."""
-        logits = self._feed(cache, self.fed)[-1]
-        tokens: list[int] = []
-        while True:
-            tokens.append(int(logits.argmax()))
-            if len(tokens) == count or stop(tokens):
-                return tokens
-            logits = self._feed(cache, tokens[-1:])[-1]
+        from ..transformers._forward import greedy
+
+        return greedy(self.model, self.inner, cache, self._feed(cache, self.fed)[-1], count, stop)
 
     def _nll(self, cache: Callable[[], Any]) -> float | None:
         """Return the negative log-likelihood of the true continuation, in nats a token."""
@@ -481,8 +476,6 @@ class _Prompt:
         """Return what the model answers with a cache, to the end of its line, and how right that is."""
         if not self.item.answers:
             return None, None
-        from .tasks import score
-
         tokens = self._greedy(cache(), self.item.max_new_tokens, self._ended)
         if tokens[-1] in self.ends:
             tokens = tokens[:-1]
@@ -512,17 +505,14 @@ class _Prompt:
 
     def full_row(self) -> Row:
         """Return the full cache's row."""
-        from ..transformers._cache import _used_nbytes
-
         whole = self.held.full()
-        size = sum(_used_nbytes(layer) for layer in whole.layers)
         self._logprobs(whole, self.answer)  # so that steps are timed behind the same tokens
         prediction, score = self._score(self.held.full)
         return self._row("full", "full") | {
             "nll": self._nll(self.held.full),
             "score": score,
             "prediction": prediction,
-            "bytes": size,
+            "bytes": self.held.nbytes_full,
             "rows": float(self.held.length),
             "decode_ms": self._step_ms(whole),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,19 +51,15 @@ def greedy(
     cache: Cache,
     logits: torch.Tensor,
     count: int,
-    stop: frozenset[int] = frozenset(),
+    stop: Callable[[list[int]], bool] = lambda tokens: False,
 ) -> list[int]:
-    """Return the likeliest next tokens, each after the ones before it, until `count` of them or one of `stop`.
+    """Return the likeliest next tokens, each after the ones before it: `count`, or fewer where `stop` says so of them.
 
     `cache` is of one sequence and takes in all of them but the last. `logits` are of the first one, ``(vocabulary,)``.
-    The one of `stop` is not returned.
     """
     tokens: list[int] = []
-    while len(tokens) < count:
-        token = int(logits.argmax())
-        if token in stop:
-            break
-        tokens.append(token)
-        if len(tokens) < count:
-            logits = forward(model, inner, torch.tensor([[token]], device=inner.device), cache)[0, -1]
-    return tokens
+    while True:
+        tokens.append(int(logits.argmax()))
+        if len(tokens) >= count or stop(tokens):
+            return tokens
+        logits = forward(model, inner, torch.tensor([tokens[-1:]], device=inner.device), cache)[0, -1]

@@ -164,6 +164,11 @@ class HeldPrompt:
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
+    def nbytes_full(self) -> int:
+        """Bytes of the keys and values in what :meth:`full` returns."""
+        return self._read.nbytes_full
+
+    @property
     def nbytes(self) -> int:
         """Bytes that the whole prompt takes, with what is known of its queries."""
         return self._read.nbytes
