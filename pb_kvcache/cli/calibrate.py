@@ -40,7 +40,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--curves", type=Path, metavar="FILE", help="also write the curves, .npz, from which any budget is planned")
     add("--judge", type=Path, nargs="+", default=[], metavar="FILE", help="texts to judge on (default: further parts)")
     add("--judge-prompts", type=int, default=8, help="prompts to judge on (default 8)")
-    add("--no-outcome", action="store_true", help="output errors alone: a quarter of the time, and plans that gain less")
+    add(
+        "--no-outcome", action="store_true", help="output errors alone: a quarter of the time, and plans that gain less"
+    )
     add("--force", action="store_true", help="write plans that do not win, too")
     add("--seed", type=int, default=0, help="of the prompts' places in the texts (default 0)")
     add("--dtype", choices=record.DTYPES, default="float32", help="what the model computes in (default float32)")

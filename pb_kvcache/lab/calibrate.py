@@ -66,8 +66,8 @@ def calibrate(
     selection
         The rule that ranks positions, which the curves belong to.
     outcome
-        Whether outcomes are measured. Without them a layer's errors count as they are, which takes a quarter of the time and makes
-        plans that gain less.
+        Whether outcomes are measured. Without them a layer's errors count as they are, which takes a quarter of the
+        time and makes plans that gain less.
     measured
         What only the caller knows, such as the texts. It is added to the curves' own.
     progress
