@@ -269,6 +269,7 @@ class CurveSet:
             if plain:
                 return cls.from_array(_array(content), [] if grid is None else grid)
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                _check_directory(archive, content)
                 return cls(*_members(archive))
         except _CurvesError as error:
             raise ValueError(f"{name}: {error}") from None
@@ -348,6 +349,17 @@ def _array(content: bytes) -> npt.NDArray[Any]:
         raise _CurvesError(f"damaged: {len(content) - file.tell()} bytes of numbers for shape {shape} of {dtype}")
     values = np.frombuffer(content, dtype, math.prod(shape), file.tell())
     return values.reshape(shape, order="F" if fortran else "C")
+
+
+def _check_directory(archive: zipfile.ZipFile, content: bytes) -> None:
+    """Refuse a zip archive whose directory lists other than the number of members that its end says.
+
+    A directory has no checksum. A length in it that was damaged hides the members after it, and zipfile does not notice.
+    """
+    end = len(content) - len(archive.comment) - 22  # the end-of-directory record, whose last part is the comment
+    count = int.from_bytes(content[end + 10 : end + 12], "little")
+    if count != len(archive.namelist()):
+        raise _CurvesError(f"damaged: its directory lists {len(archive.namelist())} members, must be {count}")
 
 
 def _members(archive: zipfile.ZipFile) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any]:
