@@ -354,7 +354,7 @@ def _array(content: bytes) -> npt.NDArray[Any]:
 def _check_directory(archive: zipfile.ZipFile, content: bytes) -> None:
     """Refuse a zip archive whose directory lists other than the number of members that its end says.
 
-    A directory has no checksum. A length in it that was damaged hides the members after it, and zipfile does not notice.
+    A directory has no checksum. A damaged length in it hides the members after it, and zipfile does not notice.
     """
     end = len(content) - len(archive.comment) - 22  # the end-of-directory record, whose last part is the comment
     count = int.from_bytes(content[end + 10 : end + 12], "little")
