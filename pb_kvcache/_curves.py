@@ -37,6 +37,13 @@ _LIMIT = 64 << 20
 _MEASURED_LIMIT = 64 << 10
 
 
+def curve_file(path: str | os.PathLike[str]) -> Path | None:
+    """Return where curves are: of a name in :data:`SHIPPED` that no file has, or of a path that ends in ``.npz``."""
+    if os.fspath(path) in SHIPPED and not Path(path).exists():
+        return Path(__file__).parent / "data" / SHIPPED[os.fspath(path)]
+    return Path(path) if Path(path).suffix == ".npz" else None
+
+
 class CurveSet:
     """What every KV head of every layer loses at each of a few budgets.
 
@@ -254,9 +261,7 @@ class CurveSet:
             `grid` is missing or in excess. The message names the file.
         """
         name = os.fspath(path)
-        if name in SHIPPED and not Path(path).exists():
-            path = Path(__file__).parent / "data" / SHIPPED[name]
-        with Path(path).open("rb") as file:
+        with (curve_file(path) or Path(path)).open("rb") as file:
             content = file.read(_LIMIT + 1)
         if len(content) > _LIMIT:
             raise ValueError(f"{name}: more than {_LIMIT} bytes, which no curve file has")

@@ -365,13 +365,25 @@ def test_a_plan_file_without_the_budget_is_refused(pair, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_shipped_curves_are_a_plan_by_their_name(tmp_path, monkeypatch):
+    (variant,) = make_variants(["smollm2"], ["mixed"])[1:]
+    assert variant.label == "smollm2 mixed"
+    assert variant.is_file
+    assert variant.options(64)["curves"] == "smollm2"
+    variant.check(None)  # curves have every budget
+    # A file of that name comes first, and what is no curve file is refused.
+    monkeypatch.chdir(tmp_path)
+    Path("smollm2").write_text("no plan")
+    with pytest.raises(ValueError, match="smollm2"):
+        make_variants(["smollm2"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((["pyramid:x"],), "plan = 'pyramid:x': the ratio must be a number above 0, as in pyramid:4 or pyramid:1/4"),
         ((["pyramid:0"],), "the ratio must be a number above 0"),
         ((["unifrom"],), "plan = 'unifrom': is neither a file nor one of .*; did you mean uniform?"),
-        ((["kvpress:SnapKVPress"],), "plan = 'kvpress:SnapKVPress': presses of kvpress are not run here"),
         (
             (["uniform"], ["snap"]),
             "selection = 'snap': must be one of snapkv, output, mixed, expected, keydiff, repeat",

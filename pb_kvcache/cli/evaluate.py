@@ -23,7 +23,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=(
             "Read prompts once each, compress what was read by every plan at every budget, and compare what the model "
             "says next with what it says from the full cache, and with right answers. Differences are to uniform "
-            "budgets, prompt by prompt, with 95 %% intervals. Rows go to DIR/runs.jsonl as they are done, and the same "
+            "budgets, prompt by prompt, with 95 % intervals. Rows go to DIR/runs.jsonl as they are done, and the same "
             "command continues there. Needs pip install 'pb-kvcache[transformers]'."
         ),
     )
@@ -36,7 +36,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--filler", type=Path, metavar="FILE", help="the text between the facts of made prompts, instead of the shipped"
     )
     add("--budget", nargs="+", required=True, help="positions per KV head on average, or percentages of what is held")
-    add("--plan", nargs="+", default=["uniform"], help=f"{', '.join(PLANS)}, a plan file or a curve file (.npz)")
+    add(
+        "--plan",
+        nargs="+",
+        default=["uniform"],
+        help=f"{', '.join(PLANS)}, smollm2, a plan or curve file, kvpress:PRESS",
+    )
     add("--select", nargs="+", default=["snapkv"], help="snapkv, output, mixed, expected, keydiff, repeat")
     add("--merge", nargs="+", default=["none"], help=f"{', '.join(MERGES)}")
     add("--question", choices=evaluate.QUESTIONS, default="seen", help="whether the choice may see it (default seen)")

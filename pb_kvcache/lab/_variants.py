@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import importlib.metadata
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import CurveSet
+from .._curves import SHIPPED, curve_file
 from .._plan_file import load_plan, read_plans
 from .._selection import SCORES, Selection
 from ._figures import UNIFORM
+from ._kvpress import PREFIX, make_press
 
 #: Divisions of a total that need no file, and what begins those with a number.
 PLANS = (UNIFORM, "pyramid:RATIO", "adakv", "prompt")
@@ -47,13 +50,14 @@ class Variant:
     Attributes
     ----------
     plan
-        ``"uniform"``, ``"pyramid:RATIO"``, ``"adakv"``, ``"prompt"``, or the path of a plan file or curve file.
+        ``"uniform"``, ``"pyramid:RATIO"``, ``"adakv"``, ``"prompt"``, the path of a plan file or curve file, the name
+        of shipped curves, or a press of kvpress, ``"kvpress:SnapKVPress"``, which has neither selection nor merging.
     selection
         The name of a rule, as :func:`rule_named` knows it.
     merge
         One of :data:`MERGES`.
     digest
-        Of the file. Empty without one.
+        Of the file. Of a press, kvpress's version. Empty without one.
     """
 
     plan: str = UNIFORM
@@ -65,14 +69,19 @@ class Variant:
     def label(self) -> str:
         """What tables call it: the parts that are not the default ones."""
         parts = [Path(self.plan).name if self.is_file else self.plan]
-        parts += [self.selection] if self.selection != "snapkv" else []
-        parts += [self.merge] if self.merge != "none" else []
+        parts += [self.selection] if self.selection not in ("snapkv", "") else []
+        parts += [self.merge] if self.merge not in ("none", "") else []
         return " ".join(parts)
 
     @property
     def is_file(self) -> bool:
         """Whether the plan is a file."""
-        return bool(self.digest)
+        return bool(self.digest) and not self.is_press
+
+    @property
+    def is_press(self) -> bool:
+        """Whether a press of kvpress compresses, in place of a plan with a selection."""
+        return self.plan.startswith(PREFIX)
 
     @property
     def rule(self) -> Selection:
@@ -84,7 +93,7 @@ class Variant:
         options: dict[str, Any] = {"selection": self.rule}
         if self.merge != "none":
             options["merge"] = self.merge
-        if self.is_file and _is_curve_file(self.plan):
+        if self.is_file and curve_file(self.plan):
             return options | {"budget": budget, "curves": self.plan}
         if self.is_file:
             plans = read_plans(self.plan)
@@ -100,7 +109,7 @@ class Variant:
 
     def check(self, budget: int | None) -> None:
         """Refuse a budget that a plan file does not have. None: one that depends on the prompt."""
-        if not self.is_file or _is_curve_file(self.plan):
+        if not self.is_file or curve_file(self.plan):
             return
         plans = read_plans(self.plan)
         have = [plan.total / plan.budgets.size for plan in plans]
@@ -127,7 +136,8 @@ def make_variants(
         rule_named(selection)
         if merge not in MERGES:
             raise ValueError(f"merge = {merge!r}: must be one of {', '.join(MERGES)}")
-        found.append(Variant(plan, selection, merge, _digest(plan)))
+        chosen = ("", "") if plan.startswith(PREFIX) else (selection, merge)
+        found.append(Variant(plan, *chosen, _digest(plan)))
     unique = list(dict.fromkeys(found))
     labels: dict[str, Variant] = {}
     for variant in unique:
@@ -141,27 +151,21 @@ def _digest(plan: str) -> str:
     """Return the digest of a plan's file. Empty for a plan without one."""
     if plan in PLANS or (plan.startswith("pyramid:") and _ratio(plan)):
         return ""
-    if plan.startswith("kvpress:"):
-        raise ValueError(
-            f"plan = {plan!r}: presses of kvpress are not run here; its own evaluation writes predictions.csv and "
-            "metrics.json with the names that this one has"
-        )
-    path = Path(plan)
+    if plan.startswith(PREFIX):
+        make_press(plan)
+        return "kvpress " + importlib.metadata.version("kvpress")
+    path = curve_file(plan) or Path(plan)
     if not path.is_file():
-        known = ", ".join(PLANS)
-        near = difflib.get_close_matches(plan, PLANS, 1)
+        known = ", ".join([*PLANS, *SHIPPED, PREFIX + "PRESS"])
+        near = difflib.get_close_matches(plan, [*PLANS, *SHIPPED], 1)
         raise ValueError(
             f"plan = {plan!r}: is neither a file nor one of {known}" + (f"; did you mean {near[0]}?" if near else "")
         )
-    if _is_curve_file(plan):
+    if curve_file(plan):
         CurveSet.load(plan)
     else:
         read_plans(plan)
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _is_curve_file(plan: str) -> bool:
-    return Path(plan).suffix == ".npz"
 
 
 def _ratio(plan: str) -> float:

@@ -1,8 +1,8 @@
 """Judge plans, rules and merging by what a live model answers: what ``pb-kvcache evaluate`` does.
 
 Each prompt is read once, with the full cache. Every variant at every budget starts from what that read, so that a
-variant costs its choice and some forwards of few tokens. Rows go to ``runs.jsonl`` one by one as they are done, and a
-second run continues where the first one ended.
+variant costs its choice and some forwards of few tokens. A press of kvpress reads the prompt itself. Rows go to
+``runs.jsonl`` one by one as they are done, and a second run continues where the first one ended.
 
 A prompt has two parts. The held part is read and compressed, the fed part comes after it. Where the question may be
 seen, the held part is all but the prompt's last token. Where it is hidden, the held part is the context alone. The
@@ -32,6 +32,7 @@ from . import bench
 from ._extra import extra, versions
 from ._figures import UNIFORM
 from ._jobs import in_order
+from ._kvpress import PressedCache, make_press, pressed
 from ._progress_file import ProgressFile, append
 from ._variants import Variant, make_variants
 from .tasks import Item, score
@@ -282,6 +283,10 @@ def _checked_cells(
             positions = _positions(asked, item, len(held))
             for variant in variants:
                 try:
+                    if variant.is_press:
+                        make_press(variant.plan, held=len(held), budget=positions)
+                        own.append(_Cell(variant, asked, positions, {}))
+                        continue
                     variant.check(None if asked.endswith("%") else positions)
                     options = variant.options(positions)
                     if (variant.label, positions) not in known:
@@ -451,6 +456,8 @@ class _Prompt:
 
         from ..transformers._forward import forward
 
+        if isinstance(cache, PressedCache):
+            return cache.feed(self.inner, ids)
         return forward(self.model, self.inner, torch.tensor([list(ids)], device=self.inner.device), cache)[0]
 
     def _logprobs(self, cache: Any, answer: Sequence[int]) -> Any:
@@ -462,7 +469,7 @@ class _Prompt:
         """Return the likeliest next tokens, `count` of them or until `stop` says so of them."""
         from ..transformers._forward import greedy
 
-        return greedy(self.model, self.inner, cache, self._feed(cache, self.fed)[-1], count, stop)
+        return greedy(lambda ids: self._feed(cache, ids), self._feed(cache, self.fed)[-1], count, stop)
 
     def _nll(self, cache: Callable[[], Any]) -> float | None:
         """Return the negative log-likelihood of the true continuation, in nats a token."""
@@ -521,7 +528,7 @@ class _Prompt:
         """Return the row of a variant at a budget."""
         cache = self._compressed(cell)
         lengths = cache.head_lengths
-        size, kept = cache.nbytes, _kept(cache) if strip else None
+        size, kept = cache.nbytes, _kept(cache) if strip and not cell.variant.is_press else None
         first, second = cache.copy(), cache.copy()
         found = self._logprobs(cache, self.answer)
         divergence = (self.expected.exp() * (self.expected - found)).sum(dim=-1).clamp_min(0.0)
@@ -565,6 +572,8 @@ class _Prompt:
     def _compressed(self, cell: _Cell) -> Any:
         from ..transformers import BudgetedCache, repetition_scores
 
+        if cell.variant.is_press:
+            return pressed(self.inner, self.held_ids, cell.variant.plan, cell.positions)
         if cell.options["selection"].score != "repeat":
             cache = self.held.compressed(**cell.options)
         else:

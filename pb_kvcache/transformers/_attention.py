@@ -88,8 +88,11 @@ def _attention(find_stock: Callable[[torch.nn.Module], Callable[..., Any]], addi
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
+        dropout: float | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if dropout is not None:  # models give it by name, kvpress's wrapper by its place
+            kwargs["dropout"] = dropout
         stock = find_stock(module)
         layer = getattr(key, LAYER_MARK, None)
         if layer is None:

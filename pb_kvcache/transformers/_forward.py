@@ -46,20 +46,19 @@ def forward(
 
 
 def greedy(
-    model: Any,
-    inner: PreTrainedModel,
-    cache: Cache,
+    step: Callable[[list[int]], torch.Tensor],
     logits: torch.Tensor,
     count: int,
     stop: Callable[[list[int]], bool] = lambda tokens: False,
 ) -> list[int]:
     """Return the likeliest next tokens, each after the ones before it: `count`, or fewer where `stop` says so of them.
 
-    `cache` is of one sequence and takes in all of them but the last. `logits` are of the first one, ``(vocabulary,)``.
+    `step` takes the newest token in and returns the logits after it, ``(1, vocabulary)``: of all of them but the last.
+    `logits` are of the first one, ``(vocabulary,)``.
     """
     tokens: list[int] = []
     while True:
         tokens.append(int(logits.argmax()))
         if len(tokens) >= count or stop(tokens):
             return tokens
-        logits = forward(model, inner, torch.tensor([tokens[-1:]], device=inner.device), cache)[0, -1]
+        logits = step(tokens[-1:])[-1]

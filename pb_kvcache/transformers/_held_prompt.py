@@ -153,8 +153,13 @@ class HeldPrompt:
 
     def answer(self, model: Any, count: int) -> list[int]:
         """Return the next tokens that a model is surest of with the full cache: its own answer, ``count`` tokens."""
+        inner, cache = unwrapped(model), self.full()
         with torch.inference_mode():
-            return greedy(model, unwrapped(model), self.full(), self.logits, count)
+            return greedy(
+                lambda ids: forward(model, inner, torch.tensor([ids], device=inner.device), cache)[0],
+                self.logits,
+                count,
+            )
 
     @property
     def head_dim(self) -> int | None:
