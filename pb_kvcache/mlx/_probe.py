@@ -1,7 +1,7 @@
-"""What a model does with its caches, found out with three tokens: whether its layers can be compressed.
+"""What a model does with its caches, found out with four tokens: whether its layers can be compressed.
 
 Class names and configurations do not tell it. The model runs once with its own caches and once with caches that watch.
-In the second run every row is held one, two or three times, by layer, when the third token comes. Attention over
+In the second run the layers hold every row once, twice or three times when the last two tokens come. Attention over
 repeated rows is the same, so a model that computes anything else takes the number of rows for something that it is not.
 """
 
@@ -134,7 +134,7 @@ class _Unsuitable(Exception):  # noqa: N818
 
 
 def probe(model: nn.Module) -> Facts:
-    """Run a model, whose attention was redirected, with three tokens.
+    """Run a model, whose attention was redirected, with four tokens.
 
     Raises
     ------
@@ -175,8 +175,8 @@ def watched(caches: list[Any]) -> list[Any]:
 
 
 def _logits(model: nn.Module, caches: list[Any]) -> mx.array:
-    """Return the logits of two tokens and of one after them, ``(3, vocabulary)``."""
-    parts = [model(mx.array([tokens]), cache=caches)[0] for tokens in ([0, 1], [2])]
+    """Return the logits of two tokens at once and of two one by one, ``(4, vocabulary)``."""
+    parts = [model(mx.array([tokens]), cache=caches)[0] for tokens in ([0, 1], [1], [0])]
     logits = mx.concatenate(parts, axis=0)
     mx.eval(logits)
     return logits

@@ -21,7 +21,7 @@ def use(model: _Model) -> _Model:
     """Redirect the attention of `model` so that the caches of :func:`make_prompt_cache` see its queries.
 
     The function is replaced in the modules that the model's classes come from. With other caches, and in other models
-    of these modules, it computes what it did before. The model is tried once with three tokens: it tells which layers
+    of these modules, it computes what it did before. The model is tried once with four tokens: it tells which layers
     can be compressed, and a model that would compute something else is refused. :func:`unuse` undoes it.
 
     Parameters

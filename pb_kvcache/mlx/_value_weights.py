@@ -58,6 +58,16 @@ def projection_of(layer: nn.Module, width: int) -> Projection | None:
         parent, _, name = path.rpartition(".")
         siblings = {other.rpartition(".")[2] for other in modules if other.rpartition(".")[0] == parent}
         # In the attention, not in the feed-forward part, whose names are the same in some models.
-        if name in NAMES and ("attn" in parent or "attention" in parent or siblings & {"q_proj", "k_proj", "wqkv"}):
+        in_attention = "attn" in parent or "attention" in parent or siblings & {"q_proj", "k_proj", "wqkv"}
+        if name in NAMES and in_attention and _takes(module, width):
             return Projection(module, width)
     return None
+
+
+def _takes(module: nn.Module, width: int) -> bool:
+    """Return whether a module takes rows of so many numbers. Shapes are checked before anything is computed."""
+    try:
+        module(mx.zeros((1, width)))
+    except ValueError:
+        return False
+    return True
