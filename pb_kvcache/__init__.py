@@ -19,6 +19,7 @@ from ._choose import select_top
 from ._compact import compact
 from ._curves import CurveSet
 from ._divide import divide
+from ._engine_export import engine_export, save_engine_export
 from ._errors import CacheFullError
 from ._groups import LayerGroup, LayerGroups
 from ._head_plan import HeadPlan
@@ -27,6 +28,7 @@ from ._plan import LayerPlan, plan
 from ._plan_file import load_plan, save_plan
 from ._policy import LayerCache, Policy
 from ._pool import pool_scores
+from ._predicted_loss import predicted_loss
 from ._pyramidkv import PyramidKV
 from ._qk import scores_from_qk
 from ._query_moments import QueryMoments, query_moments
@@ -67,6 +69,7 @@ __all__ = [
     "block_select",
     "compact",
     "divide",
+    "engine_export",
     "expected_scores",
     "keydiff_scores",
     "load_plan",
@@ -74,10 +77,12 @@ __all__ = [
     "mixed_scores",
     "plan",
     "pool_scores",
+    "predicted_loss",
     "pyramid_budget",
     "pyramid_budgets",
     "query_moments",
     "repeat_scores",
+    "save_engine_export",
     "save_plan",
     "scores_from_qk",
     "select",

@@ -20,6 +20,7 @@ from .._filled_cache import LayerCache, common
 from .._head_plan import SHADES
 from .._model_config import FAMILIES, read_config
 from .._text import read_json
+from . import _plan_export
 from ._output import console, print_json, print_table
 from .budget import MAX_LAYERS, bar
 
@@ -86,6 +87,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write the plan to a file, for every place that takes one"
     )
+    _plan_export.add_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--plot", metavar="FILE", help="draw the budgets (needs pb-kvcache[plot])")
     parser.set_defaults(run=run)
@@ -253,9 +255,12 @@ def run(args: argparse.Namespace) -> int:
     if args.grid is not None:
         raise ValueError("--grid: is of curves; give --curves")
     request = _Request(args)
-    if args.output is not None:
-        save_plan(args.output, request.plan)
+    _plan_export.check(args, request)
     summary = request.summary()
+    if args.export is not None:
+        summary["export"] = _plan_export.write(args, request.plan)
+    elif args.output is not None:
+        save_plan(args.output, request.plan)
     groups = None if args.groups is None else request.plan.groups(args.groups)
     if args.plot is not None:
         _draw(request, args.plot)
@@ -275,6 +280,8 @@ def run(args: argparse.Namespace) -> int:
             first, last = request.planned[group.start], request.planned[group.stop - 1]
             lines.append(f"group: layers {first} to {last}, {group.budget} positions each")
         lines.append(f"groups hold {groups.total} positions, {groups.rounding} fewer than the plan")
+    if args.export is not None:
+        lines += _plan_export.lines(summary["export"])
     target = console()
     for line in lines:
         target.print(line, highlight=False, soft_wrap=True)
@@ -283,8 +290,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_curves(args: argparse.Namespace) -> int:
     """Print the plan of the heads that a curve file gives."""
+    _plan_export.check(args)
     for name in ("shape", "ratio", "beta", "weights", "groups", "kv_heads"):
-        if getattr(args, name) is not None:
+        if getattr(args, name) is not None and (name != "groups" or args.export is None):
             raise ValueError(
                 f"--curves and --{name.replace('_', '-')}: the curves already say how the total is divided"
             )
@@ -309,7 +317,12 @@ def _run_curves(args: argparse.Namespace) -> int:
         plan_of_heads = curves.plan(total=total, minimum=args.min, maximum=most, multiple_of=args.block)
     except TotalError as error:
         raise amount.refusal(error, units, "heads", position_bits=bits, length=sequence or 0) from None
-    if args.output is not None:
+    exported: dict[str, Any] | None = None
+    if args.export is not None:
+        layers = _plan_export.layers_of(curves, plan_of_heads, args)
+        losses = _plan_export.losses(curves, plan_of_heads, layers, args.groups)
+        exported = _plan_export.write(args, layers) | {"predicted_loss": losses}
+    elif args.output is not None:
         save_plan(args.output, plan_of_heads)
     if args.plot is not None:
         _draw_heads(plan_of_heads, args.plot)
@@ -318,6 +331,7 @@ def _run_curves(args: argparse.Namespace) -> int:
         print_json(
             plan_of_heads.to_dict()
             | {"head_dim": head_dim, "dtype": dtype, "nbytes": nbytes, "sequence_length": sequence}
+            | ({} if exported is None else {"export": exported})
         )
         return 0
     target = console()
@@ -332,6 +346,8 @@ def _run_curves(args: argparse.Namespace) -> int:
     if sequence is not None:
         saving = 1 - plan_of_heads.total / (units * sequence)
         lines.append(f"saves {saving:.1%} of the full cache at {sequence} tokens")
+    if exported is not None:
+        lines += _plan_export.lines(exported)
     for line in lines:
         target.print(line, highlight=False, soft_wrap=True)
     return 0
