@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from . import _start as _start  # first: all others take time in which the program may be interrupted
+
 try:
     from ._native import ffi as _ffi
     from ._native import lib as _lib

@@ -5,18 +5,19 @@ A policy is named by its row (``tova``), or by its row and an argument (``pyrami
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from . import _quantities
 from ._baselines import H2O, TOVA, FullCache, Scissorhands, SlidingWindow, StreamingLLM
 from ._plan import LayerPlan, plan
 from ._policy import Policy
 from ._pyramidkv import PyramidKV
 from ._snapkv import SnapKV
 from ._stack import PyramidStack
+from ._suggest import nearest
 from ._text import printable
 
 
@@ -127,7 +128,7 @@ CLASSES: dict[str, type[Policy]] = {row.kind._NAME: row.kind for row in ROWS.val
 
 
 def policy_names() -> list[str]:
-    """Return the policies' names. RATIO stands for a whole number or a fraction such as 1/4, FILE for a plan's path."""
+    """Return the policies' names. RATIO stands for a number or a fraction such as 1/4, FILE for a plan's path."""
     return [f"{row.name}:{row.argument}" if row.argument else row.name for row in ROWS.values()]
 
 
@@ -141,22 +142,27 @@ def find(policy: str) -> tuple[Row, str]:
     """
     name, colon, argument = policy.partition(":")
     row = ROWS.get(name)
-    if row is None or bool(colon) != bool(row.argument) or (row.argument == "RATIO" and _ratio(argument) is None):
-        raise ValueError(f"policy = {policy!r}: no such policy; known: {', '.join(policy_names())}")
+    if row is None or bool(colon) != bool(row.argument):
+        raise ValueError(
+            f"policy = {policy!r}: no such policy; known: {', '.join(policy_names())}{_meant(name, argument)}"
+        )
+    if row.argument == "RATIO" and _quantities.ratio(argument) is None:
+        raise ValueError(f"policy = {policy!r}: the ratio {_quantities.RATIO_RULE}")
     return row, argument
 
 
-def _ratio(text: str) -> Fraction | None:
-    match = re.fullmatch(r"(\d{1,9})(?:/(\d{1,9}))?", text)
-    if not match or not int(match[1]) or (match[2] is not None and not int(match[2])):
-        return None
-    return Fraction(int(match[1]), int(match[2] or 1))
+def _meant(name: str, argument: str) -> str:
+    """Return the end of an error about a name: what may have been meant, with the argument that it takes."""
+    row = ROWS.get(nearest(name, ROWS) or "")
+    if row is None:
+        return ""
+    return f"; did you mean {row.name}{f':{argument or row.argument}' if row.argument else ''}?"
 
 
 def ratio_of(policy: str) -> Fraction | None:
     """Return the ratio of a pyramid's name, None for another policy's."""
     row, argument = find(policy)
-    return _ratio(argument) if row.argument == "RATIO" else None
+    return _quantities.ratio(argument) if row.argument == "RATIO" else None
 
 
 def inverted(policy: str) -> bool:

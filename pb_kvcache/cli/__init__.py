@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
-from .. import __version__
-from .._text import one_line, printable
-from . import bench, budget, calibrate, evaluate, plan, record, vectors
+from .. import __version__, _start
+from .._text import one_line
+from . import bench, budget, calibrate, completion, evaluate, plan, record, vectors
 from ._output import complete, say
+from ._parser import Parser
+from ._stream import OutputError
 
 #: Modules with ``register(subparsers)``, which adds a subcommand and sets ``run``: a function from the parsed
 #: arguments to an exit status. In the order of the help text.
-_COMMANDS = (budget, bench, calibrate, evaluate, plan, record, vectors)
+_COMMANDS = (budget, bench, calibrate, evaluate, plan, record, vectors, completion)
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that refuses in one line, as everything here does."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {printable(message)} (--help lists the options)\n")
+def make_parser() -> Parser:
+    """Return the parser of the whole command line."""
+    parser = Parser(
+        prog="pb-kvcache",
+        description="Budget and evict a decoder's KV cache. 'pb-kvcache COMMAND --help' tells of one command.",
+        examples=("pb-kvcache bench", "pb-kvcache plan --layers 32 --budget 512"),
+    )
+    parser.add_argument("--version", action="version", version=f"pb-kvcache {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.register(subparsers)
+    parser.set_defaults(parser=parser)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,24 +37,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     130 where the user interrupts it. Whoever stops reading the output has read enough: 0.
     """
-    parser = _Parser(prog="pb-kvcache", description="Budget and evict a decoder's KV cache.")
-    parser.add_argument("--version", action="version", version=f"pb-kvcache {__version__}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in _COMMANDS:
-        command.register(subparsers)
-    args = parser.parse_args(argv)
     try:
         with complete():
+            _start.ready()
+            args = make_parser().parse_args(argv)
             status: int = args.run(args)
     except BrokenPipeError:
         return 0
     except KeyboardInterrupt:
         return 130
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
-        message = one_line(error)
-        if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
-            message = f"{error.filename}: {error.strerror}"  # without Python's [Errno 2]
-        if sys.stderr is not None:  # print() would take standard output for it
-            say(f"pb-kvcache: {message}", sys.stderr)
+        say(f"pb-kvcache: {_message(error)}", sys.stderr)
         return 2
     return status
+
+
+def _message(error: BaseException) -> str:
+    """Return what is said of an error: without the system's number for it, such as [Errno 2]."""
+    if isinstance(error, OSError) and not isinstance(error, OutputError) and error.strerror is not None:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return one_line(error)

@@ -11,9 +11,10 @@ from .. import CurveSet
 from .._files import replacing
 from .._selection import Selection
 from .._text import write_json
-from ..lab import calibrate, evaluate, record, tasks
+from ..lab import calibrate, evaluate, tasks
 from ..lab.tasks import Item
 from ..lab.verdict import table
+from ._options import Count, add_budget, add_model
 from ._output import print_table, progress, say
 
 
@@ -28,25 +29,26 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "budgets and a pyramid. Where they do not win, nothing is written and the exit status is 1. Needs "
             "pip install 'pb-kvcache[transformers]'."
         ),
+        examples=(
+            "pb-kvcache calibrate --model smollm2 --text a.txt b.txt --budget 64 25% -o plan.json",
+        ),
     )
     add = parser.add_argument
-    add("--model", required=True, help="a folder as transformers saves one, a .gguf file, or smollm2 if installed")
+    add_model(parser)
     add("--text", type=Path, nargs="+", required=True, metavar="FILE", help="texts like those to come, UTF-8")
-    add("--prompts", type=int, default=8, help="prompts that are measured (default 8)")
-    add("--length", type=int, default=1024, help="tokens of a prompt (default 1024)")
+    add("--prompts", action=Count, metavar="N", default=8, help="prompts that are measured (default 8)")
+    add("--length", action=Count, metavar="N", default=1024, help="tokens of a prompt (default 1024)")
     add("--select", default="mixed", choices=Selection.NAMES, help="the rule that ranks positions (default mixed)")
-    add("--budget", type=int, nargs="+", required=True, help="positions per KV head on average: a plan for each")
+    add_budget(parser, "a plan for each: positions per KV head on average, or percentages of --length", required=True)
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="the plan file, .json")
     add("--curves", type=Path, metavar="FILE", help="also write the curves, .npz, from which any budget is planned")
     add("--judge", type=Path, nargs="+", default=[], metavar="FILE", help="texts to judge on (default: further parts)")
-    add("--judge-prompts", type=int, default=8, help="prompts to judge on (default 8)")
+    add("--judge-prompts", action=Count, metavar="N", default=8, help="prompts to judge on (default 8)")
     add(
         "--no-outcome", action="store_true", help="output errors alone: a quarter of the time, and plans that gain less"
     )
     add("--force", action="store_true", help="write plans that do not win, too")
     add("--seed", type=int, default=0, help="of the prompts' places in the texts (default 0)")
-    add("--dtype", choices=record.DTYPES, default="float32", help="what the model computes in (default float32)")
-    add("--device", default="cpu", help="where it computes: cpu, cuda, cuda:1, mps (default cpu)")
     parser.set_defaults(run=run)
 
 
@@ -57,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{name} = {path}: must end in {suffix}")
         if path is not None and not path.resolve().parent.is_dir():
             raise FileNotFoundError(f"{name}: there is no folder {path.resolve().parent}")
+    args.budget = [budget.positions(args.length) for budget in args.budget]
     least = Selection.named("snapkv").always_kept + 1
     for budget in args.budget:
         if not least <= budget < args.length:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._text import read_json
-from ..lab import evaluate, evaluation_files, evaluation_page, record, tasks, verdict
+from ..lab import evaluate, evaluation_files, evaluation_page, tasks, verdict
 from ..lab._variants import MERGES, PLANS
 from ..lab.tasks import Item
+from ._options import Count, add_budget, add_model
 from ._output import console, print_table, progress, say
 
 
@@ -23,19 +24,23 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=(
             "Read prompts once each, compress what was read by every plan at every budget, and compare what the model "
             "says next with what it says from the full cache, and with right answers. Differences are to uniform "
-            "budgets, prompt by prompt, with 95 % intervals. Rows go to DIR/runs.jsonl as they are done, and the same "
-            "command continues there. Needs pip install 'pb-kvcache[transformers]'."
+            "budgets, with 95 %% intervals. The same command continues an interrupted one. Needs "
+            "pip install 'pb-kvcache[transformers]'."
+        ),
+        examples=(
+            "pb-kvcache evaluate --model smollm2 --text mine.txt --budget 64 25% -o out",
+            "pb-kvcache evaluate --model smollm2 --task retrieval --budget 128 --plan smollm2 -o out",
         ),
     )
     add = parser.add_argument
-    add("--model", required=True, help="a folder as transformers saves one, a .gguf file, or smollm2 if installed")
+    add_model(parser)
     add("--text", type=Path, nargs="+", default=[], metavar="FILE", help="texts to go on with, UTF-8")
     add("--task", nargs="+", default=[], help=f"made prompts: {', '.join(tasks.TASKS[1:])}, or retrieval:KEYS")
     add("--jsonl", type=Path, nargs="+", default=[], metavar="FILE", help="prompts of your own, one a line")
     add(
         "--filler", type=Path, metavar="FILE", help="the text between the facts of made prompts, instead of the shipped"
     )
-    add("--budget", nargs="+", required=True, help="positions per KV head on average, or percentages of what is held")
+    add_budget(parser, "positions per KV head on average, or percentages of what is held", required=True)
     add(
         "--plan",
         nargs="+",
@@ -45,12 +50,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--select", nargs="+", default=["snapkv"], help="snapkv, output, mixed, expected, keydiff, repeat")
     add("--merge", nargs="+", default=["none"], help=f"{', '.join(MERGES)}")
     add("--question", choices=evaluate.QUESTIONS, default="seen", help="whether the choice may see it (default seen)")
-    add("--prompts", type=int, default=10, help="prompts of each task, and of the texts together (default 10)")
-    add("--length", type=int, default=1000, help="tokens of a prompt (default 1000)")
+    add("--prompts", action=Count, metavar="N", default=10, help="prompts of each task, and of the texts together (default 10)")
+    add("--length", action=Count, metavar="N", default=1000, help="tokens of a prompt (default 1000)")
     add("--seed", type=int, default=0, help="of the prompts (default 0)")
-    add("--answer", type=int, default=evaluate.ANSWER, help="answer tokens that are compared (default 32)")
-    add("--dtype", choices=record.DTYPES, default="float32", help="what the model computes in (default float32)")
-    add("--device", default="cpu", help="where it computes: cpu, cuda, cuda:1, mps (default cpu)")
+    add("--answer", action=Count, metavar="N", default=evaluate.ANSWER, help="answer tokens that are compared (default 32)")
     add("--jobs", type=int, default=1, help="prompts at a time, by joblib (extra 'bench'; default 1, without joblib)")
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="where everything is written")
     add("--report", action="store_true", help="also write DIR/index.html, a page with plots (extra 'plot')")

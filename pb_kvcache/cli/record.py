@@ -8,6 +8,7 @@ from typing import Any
 
 from .._dtypes import DTYPE_BITS
 from ..lab import record, traces
+from ._options import Count, add_model
 from ._output import progress, say
 
 
@@ -21,16 +22,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "over heads, as a trace for 'pb-kvcache bench --trace'. Of a hybrid: the layers with attention. "
             "Needs pip install 'pb-kvcache[transformers]'."
         ),
+        examples=("pb-kvcache record --model path/to/model --text text.txt --tokens 2048 -o mine.npz",),
     )
-    parser.add_argument("--model", type=Path, required=True, help="a folder as transformers saves one, or a .gguf file")
+    add_model(parser, packaged=False, type=Path)
     parser.add_argument("--text", type=Path, required=True, help="the text, UTF-8")
-    parser.add_argument("--tokens", type=int, default=512, help="tokens to record (default 512)")
+    parser.add_argument("--tokens", action=Count, metavar="N", default=512, help="tokens to record (default 512)")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the trace file, .npz")
     parser.add_argument("--name", help="what reports call it (default: the model's name and the text's)")
-    parser.add_argument(
-        "--dtype", choices=record.DTYPES, default="float32", help="what the model computes in (default float32)"
-    )
-    parser.add_argument("--device", default="cpu", help="where it computes: cpu, cuda, cuda:1, mps (default cpu)")
     parser.add_argument(
         "--kv-dtype",
         choices=list(DTYPE_BITS),
@@ -62,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if args.kv_dtype is not None:
         metadata["kv_dtype"] = args.kv_dtype
-    with progress("recording") as show_progress:
+    with progress("recording", args.tokens) as show_progress:
         trace = record.record(
             args.model,
             text,

@@ -16,6 +16,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "vectors",
         help="run the shared vectors with the installed module",
         description="Run every vector file of a folder, or those installed with the package, and count the cases.",
+        examples=("pb-kvcache vectors",),
     )
     parser.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="folder of vector files")
     parser.set_defaults(run=run)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.metadata
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from .. import CurveSet
+from .. import CurveSet, _quantities
 from .._curves import SHIPPED, curve_file
 from .._plan_file import load_plan, read_plans
 from .._selection import SCORES, Selection
+from .._suggest import did_you_mean
 from ._figures import UNIFORM
 from ._kvpress import PREFIX, make_press
 
@@ -38,8 +37,8 @@ def rule_named(name: str) -> Selection:
     if name in Selection.NAMES:
         return Selection.named(name)
     if name not in SCORES[1:]:
-        known = ", ".join(dict.fromkeys([*Selection.NAMES, *SCORES[1:]]))
-        raise ValueError(f"selection = {name!r}: must be one of {known}")
+        known = list(dict.fromkeys([*Selection.NAMES, *SCORES[1:]]))
+        raise ValueError(f"selection = {name!r}: must be one of {', '.join(known)}{did_you_mean(name, known)}")
     return Selection(kernel=1, protect=8, score=name, value_weight=name == "expected")
 
 
@@ -135,7 +134,7 @@ def make_variants(
     for plan, selection, merge in itertools.product(plans, selections, merges):
         rule_named(selection)
         if merge not in MERGES:
-            raise ValueError(f"merge = {merge!r}: must be one of {', '.join(MERGES)}")
+            raise ValueError(f"merge = {merge!r}: must be one of {', '.join(MERGES)}{did_you_mean(merge, MERGES)}")
         chosen = ("", "") if plan.startswith(PREFIX) else (selection, merge)
         found.append(Variant(plan, *chosen, _digest(plan)))
     unique = list(dict.fromkeys(found))
@@ -156,11 +155,8 @@ def _digest(plan: str) -> str:
         return "kvpress " + importlib.metadata.version("kvpress")
     path = curve_file(plan) or Path(plan)
     if not path.is_file():
-        known = ", ".join([*PLANS, *SHIPPED, PREFIX + "PRESS"])
-        near = difflib.get_close_matches(plan, [*PLANS, *SHIPPED], 1)
-        raise ValueError(
-            f"plan = {plan!r}: is neither a file nor one of {known}" + (f"; did you mean {near[0]}?" if near else "")
-        )
+        known = [*PLANS, *SHIPPED, PREFIX + "PRESS"]
+        raise ValueError(f"plan = {plan!r}: is neither a file nor one of {', '.join(known)}{did_you_mean(plan, known)}")
     if curve_file(plan):
         CurveSet.load(plan)
     else:
@@ -169,11 +165,7 @@ def _digest(plan: str) -> str:
 
 
 def _ratio(plan: str) -> float:
-    text = plan.partition(":")[2]
-    try:
-        ratio = float(Fraction(text))
-    except (ValueError, ZeroDivisionError):
-        ratio = 0.0
-    if not ratio > 0:
-        raise ValueError(f"plan = {plan!r}: the ratio must be a number above 0, as in pyramid:4 or pyramid:1/4")
-    return ratio
+    ratio = _quantities.ratio(plan.partition(":")[2])
+    if ratio is None:
+        raise ValueError(f"plan = {plan!r}: the ratio {_quantities.RATIO_RULE}")
+    return float(ratio)

@@ -18,16 +18,14 @@ import functools
 import itertools
 import os
 import platform
-import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .. import LayerPlan, Policy, PyramidStack, SnapKV, __version__
+from .. import LayerPlan, Policy, PyramidStack, SnapKV, __version__, _quantities
 from .._checks import integer, uint32
 from .._plan_file import read_plans
 from .._policies import Setting, find, policy_names, ratio_of, recent_window
@@ -216,10 +214,10 @@ def positions(budget: int | str, length: int) -> int:
         Another form, or a result outside 1 .. length.
     """
     if isinstance(budget, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", budget)
-        if not match or (not match[2] and "." in match[1]):
-            raise ValueError(f"budget = {budget!r}: must be a number of positions or a percentage, such as 128 or 20%")
-        number = round(Fraction(match[1]) * length / 100) if match[2] else int(match[1])
+        amount = _quantities.budget(budget)
+        if amount is None:
+            raise ValueError(f"budget = {budget!r}: {_quantities.BUDGET_RULE}, such as 128 or 20%")
+        number = amount if isinstance(amount, int) else round(amount * length)
     else:
         number = integer("budget", budget)
     if not 1 <= number <= length:
@@ -259,7 +257,7 @@ def run(
         `n_jobs`: -1 for all cores. Within a ``joblib.parallel_config`` that names a backend, that backend does the
         runs.
     progress
-        Called after each run with the number of runs done and of all runs.
+        Called before the first run, and after each, with the number of runs done and of all runs.
 
     Raises
     ------
@@ -290,6 +288,8 @@ def run(
     everything = Setting(loaded.num_layers, loaded.length, loaded.length, *scoring)
     tasks = _tasks(names, numbers, plans, everything)
     runs = []
+    if progress is not None:
+        progress(0, len(tasks))
     # In this process the trace is read once: what becomes of its file later does not matter.
     for done in _runs(loaded if jobs == 1 else source, checksum, tasks, integer("jobs", jobs)):
         runs.append(done)

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from .._policies import find, label, ratio_of
 from .bench import Results
 from .replay import ReplayReport
 
-__all__ = ["TIMES", "findings", "layers", "listed", "points", "pyramids_of", "size", "step_time", "uniform_of"]
+__all__ = [
+    "TIMES",
+    "Gain",
+    "best_of",
+    "findings",
+    "gains",
+    "layers",
+    "listed",
+    "points",
+    "pyramids_of",
+    "size",
+    "step_time",
+    "uniform_of",
+]
 
 _MINUS = "\N{MINUS SIGN}"
 
@@ -41,6 +55,57 @@ def findings(results: Results) -> list[str]:
             f"{listed(worst)} in the layer that retains least."
         )
     return sentences
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a policy retains more than uniform SnapKV does, in parts of the attention, at each of the budgets."""
+
+    policy: str
+    #: On average over the layers.
+    mean: tuple[float, ...]
+    #: In the layer that retains least.
+    worst: tuple[float, ...]
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """The means, then those of the worst layers."""
+        return (*self.mean, *self.worst)
+
+
+def gains(results: Results) -> list[Gain]:
+    """Return what each policy gains over uniform budgets, in the policies' order. Empty where there is nothing to say.
+
+    The full cache, which has no budget, and pyramids of ratio 1, which are uniform, are left out.
+    """
+    reports = {(r.policy, r.budget): r for r in results.reports if r.budget is not None}
+    uniform = uniform_of(results)
+    if uniform is None:
+        return []
+    return [
+        Gain(
+            policy,
+            tuple(
+                reports[policy, at].retained_mass - reports[uniform, at].retained_mass for at in results.budgets
+            ),
+            tuple(
+                reports[policy, at].worst_layer.retained_mass - reports[uniform, at].worst_layer.retained_mass
+                for at in results.budgets
+            ),
+        )
+        for policy in results.policies
+        if (policy, results.budgets[0]) in reports and policy not in ("snapkv", uniform) and ratio_of(policy) != 1
+    ]
+
+
+def best_of(results: Results) -> list[str]:
+    """Return a sentence for each policy that retains most at some budget."""
+    at: dict[str, list[str]] = {}
+    for budget in results.budgets:
+        rated = [r for r in results.at(budget) if r.budget is not None]
+        if rated:
+            at.setdefault(max(rated, key=lambda r: r.retained_mass).policy, []).append(str(budget))
+    return [f"{label(policy)} retains most at {listed(budgets)} positions a layer." for policy, budgets in at.items()]
 
 
 def uniform_of(results: Results) -> str | None:

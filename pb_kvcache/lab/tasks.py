@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from .._checks import natural, positive
+from .._suggest import did_you_mean
 from .._text import printable
 from ._encode import Encoder
 from ._filler import NAMES, WORDS, Filler, shipped
@@ -349,7 +350,9 @@ def make(
     if name == "jsonl" and argument:
         return _prompts(encoder, argument, count, length, seed)
     if name not in _MADE or (colon and name != "retrieval"):
-        raise ValueError(f"task = {task!r}: must be one of {', '.join(TASKS)}, retrieval:K or jsonl:FILE")
+        raise ValueError(
+            f"task = {task!r}: must be one of {', '.join(TASKS)}, retrieval:K or jsonl:FILE{did_you_mean(name, TASKS)}"
+        )
     draft = _MADE[name]
     if colon:
         if not argument.isdecimal() or not 2 <= int(argument) <= _MOST_KEYS:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from ..._suggest import did_you_mean
 from ._decode_4096 import decode_4096
 from ._file import load
 from ._funnel import funnel
@@ -63,4 +64,7 @@ def named(name: str | os.PathLike[str]) -> Trace:
         return _NAMED[text]()
     if text.endswith(".npz") or os.sep in text:
         return load(text)
-    raise ValueError(f"trace = {text!r}: no such trace; known: {', '.join(_NAMED)}, or the path of a .npz recording")
+    raise ValueError(
+        f"trace = {text!r}: no such trace; known: {', '.join(_NAMED)}, or the path of a .npz recording"
+        f"{did_you_mean(text, _NAMED)}"
+    )
