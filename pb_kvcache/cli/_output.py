@@ -69,9 +69,11 @@ def print_table(table: Table) -> None:
 
     Where the first and one more are too wide, their lines run over: a number that is cut is another number.
     """
+    target = console()
     for column in table.columns:
         column.overflow = "fold"  # what a column has no room for goes to the next line
-    target = console()
+        if column.no_wrap:  # which Rich would cut
+            column.min_width = max(target.measure(cell).maximum for cell in (column.header, *column.cells))
     for number, part in enumerate(_parts(table, target)):
         if number:
             target.print()
@@ -105,12 +107,16 @@ def _columns(table: Table, chosen: list[int]) -> Table:
 
 def say(text: object, file: IO[str] | None = None) -> None:
     """Print one line, to standard output unless `file` is standard error."""
-    (_OUT if file is None or file is not sys.stderr else _ERR).write(printable(text) + "\n")
+    _stream(file).write(printable(text) + "\n")
 
 
-def print_text(text: str) -> None:
-    """Print a text of the program's own, whose line ends are to stay."""
-    _OUT.write(text.rstrip("\n") + "\n")
+def print_text(text: str, file: IO[str] | None = None) -> None:
+    """Print a text of the program's own, whose line ends are to stay. To `file` as for :func:`say`."""
+    _stream(file).write(text.rstrip("\n") + "\n")
+
+
+def _stream(file: IO[str] | None) -> Stream:
+    return _ERR if file is not None and file is sys.stderr else _OUT
 
 
 def print_json(value: Any, indent: int | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from .._suggest import did_you_mean
 from .._text import printable
-from ._output import say
+from ._output import print_text, say
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,6 +42,10 @@ class Parser(argparse.ArgumentParser):
         if message:
             say(message.rstrip("\n"), sys.stderr)
         sys.exit(status)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or the version. argparse would say nothing of an output that has no room."""
+        print_text(message, file)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse, after a look at the options' names: one that is misspelt is said before one that is missing."""

@@ -145,7 +145,7 @@ def table(results: bench.Results, budget: int) -> Table:
     )
     rows.add_column("policy", no_wrap=True)
     for title in ("mass", "worst\nlayer", "recall", "K/V\nsaved", "policy\nmemory", "time\na step", "in a\nstack"):
-        rows.add_column(title, justify="right", no_wrap=True)
+        rows.add_column(Text(title), justify="right", no_wrap=True)
     reports = results.at(budget)
     best = max((r.retained_mass for r in reports if r.budget is not None), default=None)
     for r in reports:
@@ -170,12 +170,12 @@ def gain_table(results: bench.Results, gained: Sequence[Gain]) -> Table:
         box=None,
         pad_edge=False,
         title_justify="left",
-        title="points of retained mass over uniform SnapKV, at positions a layer",
+        title="points of retained mass over uniform SnapKV",
     )
     rows.add_column("policy", no_wrap=True)
     for part in ("mean", "worst"):
         for budget in results.budgets:
-            rows.add_column(f"{part}\n{budget}", justify="right", no_wrap=True)
+            rows.add_column(Text(f"{part}\n{budget}"), justify="right", no_wrap=True)
     most = [max(column) for column in zip(*(gain.figures for gain in gained), strict=True)]
     for gain in gained:
         cells = (
