@@ -8,6 +8,7 @@ imported modules would swallow or print.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ def is_program() -> bool:
     own of these.
     """
     words = sys.orig_argv
-    if any(first == "-m" and second in _MODULES for first, second in zip(words, words[1:], strict=False)):
+    if any(first == "-m" and second in _MODULES for first, second in itertools.pairwise(words)):
         return True
     script = getattr(sys, "argv", [""])[0]
     return os.path.basename(script) in _SCRIPTS and script in words  # noqa: PTH119 - pathlib takes its time

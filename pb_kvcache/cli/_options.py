@@ -133,7 +133,23 @@ def add_budget(parser: argparse._ActionsContainer, what: str, tail: str = "", **
     parser.add_argument("--budget", action=Budgets, nargs="+", metavar="N", help=says, **options)
 
 
-def add_model(parser: argparse._ActionsContainer, packaged: bool = True, type: Callable[[str], _T] | None = None) -> None:
+def each_budget(args: argparse.Namespace) -> list[argparse.Namespace]:
+    """Return the arguments once for each budget: as positions in `budget`, or, for a percentage, in `fraction`.
+
+    `asked` is what the user gave, for errors and headings. Without ``--budget`` they are returned as they are.
+    """
+    if args.budget is None:
+        return [argparse.Namespace(**vars(args) | {"asked": "--fraction"})]
+    found = []
+    for budget in args.budget:
+        amount = {"fraction": budget.amount, "budget": None} if budget.is_share else {"budget": budget.amount}
+        found.append(argparse.Namespace(**vars(args) | amount | {"asked": f"--budget {budget}"}))
+    return found
+
+
+def add_model(
+    parser: argparse._ActionsContainer, packaged: bool = True, type: Callable[[str], _T] | None = None
+) -> None:
     """Add ``--model``, ``--dtype`` and ``--device``: which decoder runs, and how.
 
     Parameters

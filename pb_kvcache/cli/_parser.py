@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
         super().__init__(*args, **options)
         self.examples = tuple(examples)
-        # What begins with a minus and a digit is a value, so that -3, -3% and -1/4 are refused by the option's own rule.
+        # What begins with a minus and a digit is a value: the option's own rule refuses -3, -3% and -1/4.
         self._negative_number_matcher = re.compile(r"^-\.?\d")
 
     def format_help(self) -> str:
@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         """Print help or the version. argparse would say nothing of an output that has no room."""
         print_text(message, file)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, after a look at the options' names: one that is misspelt is said before one that is missing."""
         words = sys.argv[1:] if args is None else list(args)
         if self._subparsers is None:  # the words after a command are the command's

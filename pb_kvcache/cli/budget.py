@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     budgets = [budget.positions(args.sequence) for budget in args.budget]
     shares = {budget: shares_of(budget, args.layers, args.ratio) for budget in budgets}
     if args.json:
-        found = [_document(budget, shares[budget], args.ratio) for budget in shares]
-        print_json(found[0] if len(found) == 1 else found)
+        documents = [_document(budget, shares[budget], args.ratio) for budget in shares]
+        print_json(documents[0] if len(documents) == 1 else documents)
         return 0
     table = Table(box=None, pad_edge=False)
     table.add_column("layer", justify="right")

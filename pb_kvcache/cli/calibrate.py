@@ -29,9 +29,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "budgets and a pyramid. Where they do not win, nothing is written and the exit status is 1. Needs "
             "pip install 'pb-kvcache[transformers]'."
         ),
-        examples=(
-            "pb-kvcache calibrate --model smollm2 --text a.txt b.txt --budget 64 25% -o plan.json",
-        ),
+        examples=("pb-kvcache calibrate --model smollm2 --text a.txt b.txt --budget 64 25% -o plan.json",),
     )
     add = parser.add_argument
     add_model(parser)

@@ -50,10 +50,22 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--select", nargs="+", default=["snapkv"], help="snapkv, output, mixed, expected, keydiff, repeat")
     add("--merge", nargs="+", default=["none"], help=f"{', '.join(MERGES)}")
     add("--question", choices=evaluate.QUESTIONS, default="seen", help="whether the choice may see it (default seen)")
-    add("--prompts", action=Count, metavar="N", default=10, help="prompts of each task, and of the texts together (default 10)")
+    add(
+        "--prompts",
+        action=Count,
+        metavar="N",
+        default=10,
+        help="prompts of each task, and of the texts together (default 10)",
+    )
     add("--length", action=Count, metavar="N", default=1000, help="tokens of a prompt (default 1000)")
     add("--seed", type=int, default=0, help="of the prompts (default 0)")
-    add("--answer", action=Count, metavar="N", default=evaluate.ANSWER, help="answer tokens that are compared (default 32)")
+    add(
+        "--answer",
+        action=Count,
+        metavar="N",
+        default=evaluate.ANSWER,
+        help="answer tokens that are compared (default 32)",
+    )
     add("--jobs", type=int, default=1, help="prompts at a time, by joblib (extra 'bench'; default 1, without joblib)")
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="where everything is written")
     add("--report", action="store_true", help="also write DIR/index.html, a page with plots (extra 'plot')")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
-from fractions import Fraction
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,16 @@ from .. import CurveSet, HeadPlan, LayerPlan, plan, save_plan
 from .._amount import SHAPES, Amount, Kind, TotalError
 from .._checks import positive
 from .._dtypes import DTYPE_BITS, dtype_bits
-from .._files import replacing
 from .._filled_cache import LayerCache, common
 from .._head_plan import SHADES
 from .._model_config import FAMILIES, read_config
 from .._text import read_json
 from . import _plan_export
+from ._options import Count, Ratio, Share, add_budget, each_budget
 from ._output import console, print_json, print_table
+from ._plan_figures import draw_heads, draw_layers
+from ._sizes import format_size, parse_size
 from .budget import MAX_LAYERS, bar
-
-#: Bytes of a unit, in lower case and without the B. Decimal, or binary with an i.
-_UNITS = {"": 1} | {
-    letter + suffix: base ** (power + 1)
-    for power, letter in enumerate("kmgt")
-    for suffix, base in (("", 1000), ("i", 1024))
-}
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,10 +33,15 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="every layer's budget, adding up exactly",
         description="Divide a cache over a model's layers, to the last position: as a pyramid or another shape, within "
         "bounds, in whole blocks.",
+        examples=(
+            "pb-kvcache plan --layers 32 --budget 512 --ratio 4 --kv-heads 8 --head-dim 128",
+            "pb-kvcache plan --model config.json --memory 2GiB --sequence 32768 --block 16",
+            "pb-kvcache plan --curves smollm2 --budget 64 25% --sequence 1000 -o plan.json",
+        ),
     )
     model = parser.add_argument_group("the model")
     which = model.add_mutually_exclusive_group(required=True)
-    which.add_argument("--layers", type=int, metavar="N", help="layers that share the cache")
+    which.add_argument("--layers", action=Count, metavar="N", help="layers that share the cache")
     which.add_argument(
         "--model",
         metavar="PATH",
@@ -58,19 +57,19 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     model.add_argument(
         "--grid", metavar="LIST", help="with a plain array of curves: its budgets, 16,64,256 for example"
     )
-    model.add_argument("--kv-heads", type=int, metavar="N", help="key-value heads of a layer")
-    model.add_argument("--head-dim", type=int, metavar="N", help="elements of a head")
+    model.add_argument("--kv-heads", action=Count, metavar="N", help="key-value heads of a layer")
+    model.add_argument("--head-dim", action=Count, metavar="N", help="elements of a head")
     model.add_argument("--dtype", metavar="NAME", help=f"element type: {', '.join(DTYPE_BITS)} (default float16)")
 
     size = parser.add_argument_group("how much there is").add_mutually_exclusive_group(required=True)
-    size.add_argument("--budget", type=int, metavar="N", help="positions per planned layer on average")
-    size.add_argument("--total", type=int, metavar="N", help="positions in all planned layers")
+    add_budget(size, "positions per planned layer on average, or percentages of --sequence")
+    size.add_argument("--total", action=Count, metavar="N", help="positions in all planned layers")
     size.add_argument("--memory", metavar="SIZE", help="bytes for the whole cache, such as 2GiB or 500MB")
-    size.add_argument("--fraction", type=float, metavar="F", help="share of the sequence (needs --sequence)")
+    size.add_argument("--fraction", action=Share, metavar="P", help="what --budget says with a percentage")
 
     form = parser.add_argument_group("how it is divided")
     form.add_argument("--shape", choices=list(SHAPES), help="default pyramid, or weights where --weights is given")
-    form.add_argument("--ratio", type=float, metavar="R", help="first layer over last (default 4)")
+    form.add_argument("--ratio", action=Ratio, metavar="R", help="first layer over last: 4, 1/4 (default 4)")
     form.add_argument("--beta", type=float, metavar="B", help="the paper's parameter: a ratio of 2 * B - 1")
     form.add_argument("--weights", metavar="LIST", help="one per planned layer: 3,2.5,1 or a file with a JSON array")
     form.add_argument(
@@ -79,10 +78,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help="fewest positions of a layer (default 1), or of a head (default the curves' first)",
     )
-    form.add_argument("--max", type=int, metavar="N", help="most positions of a layer or head (default: the sequence)")
-    form.add_argument("--sequence", type=int, metavar="N", help="length of the sequence (default: --max)")
-    form.add_argument("--block", type=int, default=1, metavar="N", help="budgets are multiples of this (default 1)")
-    form.add_argument("--groups", type=int, metavar="N", help="also join the layers in at most N groups")
+    form.add_argument(
+        "--max", action=Count, metavar="N", help="most positions of a layer or head (default: the sequence)"
+    )
+    form.add_argument("--sequence", action=Count, metavar="N", help="length of the sequence (default: --max)")
+    form.add_argument("--block", action=Count, default=1, metavar="N", help="budgets are multiples of this (default 1)")
+    form.add_argument("--groups", action=Count, metavar="N", help="also join the layers in at most N groups")
 
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write the plan to a file, for every place that takes one"
@@ -91,30 +92,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--plot", metavar="FILE", help="draw the budgets (needs pb-kvcache[plot])")
     parser.set_defaults(run=run)
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes that a size such as ``2GiB``, ``1.5 GB`` or ``4096`` means, rounded down.
-
-    Raises
-    ------
-    ValueError
-        For anything else.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text, re.ASCII | re.IGNORECASE)
-    if found is None or found[2].lower() not in _UNITS:
-        raise ValueError(f"--memory {text}: must be a number and a unit, such as 2GiB, 500MB or 4096")
-    return int(Fraction(found[1]) * _UNITS[found[2].lower()])
-
-
-def format_size(nbytes: int) -> str:
-    """Return a size in a unit that a person reads: ``2.5 MiB``."""
-    value, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.4g} {unit}"
 
 
 def _weights(text: str) -> list[float]:
@@ -141,9 +118,6 @@ class _Request:
         self.family: str | None = None if model is None else model.family
         if model is None and args.layers > MAX_LAYERS:
             raise ValueError(f"--layers {args.layers}: must be at most {MAX_LAYERS}")
-        for name in ("max", "sequence"):
-            if getattr(args, name) is not None and getattr(args, name) <= 0:
-                raise ValueError(f"--{name} {getattr(args, name)}: must be greater than 0")
         self.sequence: int | None = args.max if args.sequence is None else args.sequence
         self.dtype: str = args.dtype or (model.dtype if model else None) or "float16"
         dtype_bits(self.dtype)
@@ -172,7 +146,7 @@ class _Request:
         layers = args.layers if args.model is None else len(self.planned)
         options: dict[str, Any] = {
             "shape": args.shape,
-            "ratio": args.ratio,
+            "ratio": None if args.ratio is None else float(args.ratio),
             "beta": args.beta,
             "weights": None if args.weights is None else _weights(args.weights),
             "minimum": 1 if args.min is None else args.min,
@@ -195,8 +169,8 @@ class _Request:
             return LayerPlan._of_amount(Amount.of("memory", left, "nbytes"), layers, options, position_bits=bits)
         if args.fraction is not None:
             if self.sequence is None:
-                raise ValueError("--fraction: needs --sequence, or --max")
-            return LayerPlan.from_ratio(args.fraction, self.sequence, layers, **options)
+                raise ValueError(f"{args.asked}: needs --sequence, or --max")
+            return LayerPlan.from_ratio(float(args.fraction), self.sequence, layers, **options)
         return plan(layers, args.budget, total=args.total, **options)
 
     def _held(self, layer: int, most: int | None) -> int:
@@ -249,47 +223,72 @@ class _Request:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan."""
-    if args.curves is not None:
-        return _run_curves(args)
-    if args.grid is not None:
+    """Print the plan, or one for each budget."""
+    if args.curves is None and args.grid is not None:
         raise ValueError("--grid: is of curves; give --curves")
+    each = each_budget(args)
+    if args.plot is not None and len(each) > 1:
+        raise ValueError(f"--plot: draws one plan, not those of {len(each)} budgets")
+    if args.export is not None and len(each) > 1:
+        raise ValueError(f"--export {args.export}: writes one plan, not those of {len(each)} budgets")
+    made = [_of_layers(one) if args.curves is None else _of_heads(one) for one in each]
+    if args.output is not None and args.export is None:
+        plans = [plan for plan, _, _ in made]
+        save_plan(args.output, plans[0] if len(plans) == 1 else plans)
+    if args.json:
+        print_json(made[0][1] if len(made) == 1 else [document for _, document, _ in made])
+        return 0
+    for one, (_, _, show) in zip(each, made, strict=True):
+        if len(made) > 1:
+            console().print(f"{one.asked.removeprefix('--')}:")
+        show()
+    return 0
+
+
+#: A plan, what JSON says of it, and what prints it.
+_Made = tuple["LayerPlan | HeadPlan", dict[str, Any], Callable[[], None]]
+
+
+def _of_layers(args: argparse.Namespace) -> _Made:
+    """Return the plan of a model's layers."""
     request = _Request(args)
     _plan_export.check(args, request)
     summary = request.summary()
     if args.export is not None:
         summary["export"] = _plan_export.write(args, request.plan)
-    elif args.output is not None:
-        save_plan(args.output, request.plan)
     groups = None if args.groups is None else request.plan.groups(args.groups)
     if args.plot is not None:
-        _draw(request, args.plot)
-    if args.json:
-        if groups is not None:
-            summary["groups"] = {
-                "groups": [group._asdict() for group in groups],
-                "total": groups.total,
-                "rounding": groups.rounding,
-            }
-        print_json(summary)
-        return 0
-    print_table(_table(request))
-    lines = _lines(request, summary)
+        draw_layers(request.planned, request.plan, args.plot)
     if groups is not None:
-        for group in groups:
-            first, last = request.planned[group.start], request.planned[group.stop - 1]
-            lines.append(f"group: layers {first} to {last}, {group.budget} positions each")
-        lines.append(f"groups hold {groups.total} positions, {groups.rounding} fewer than the plan")
-    if args.export is not None:
-        lines += _plan_export.lines(summary["export"])
+        summary["groups"] = {
+            "groups": [group._asdict() for group in groups],
+            "total": groups.total,
+            "rounding": groups.rounding,
+        }
+
+    def show() -> None:
+        print_table(_table(request))
+        lines = _lines(request, summary)
+        if groups is not None:
+            for group in groups:
+                first, last = request.planned[group.start], request.planned[group.stop - 1]
+                lines.append(f"group: layers {first} to {last}, {group.budget} positions each")
+            lines.append(f"groups hold {groups.total} positions, {groups.rounding} fewer than the plan")
+        if args.export is not None:
+            lines += _plan_export.lines(summary["export"])
+        _print_lines(lines)
+
+    return request.plan, summary, show
+
+
+def _print_lines(lines: list[str]) -> None:
     target = console()
     for line in lines:
-        target.print(line, highlight=False, soft_wrap=True)
-    return 0
+        target.print(line, soft_wrap=True)
 
 
-def _run_curves(args: argparse.Namespace) -> int:
-    """Print the plan of the heads that a curve file gives."""
+def _of_heads(args: argparse.Namespace) -> _Made:
+    """Return the plan of the heads that a curve file gives."""
     _plan_export.check(args)
     for name in ("shape", "ratio", "beta", "weights", "groups", "kv_heads"):
         if getattr(args, name) is not None and (name != "groups" or args.export is None):
@@ -304,12 +303,13 @@ def _run_curves(args: argparse.Namespace) -> int:
     head_dim = curves.measured.get("head_dim") if args.head_dim is None else args.head_dim
     if args.memory is not None and head_dim is None:
         raise ValueError("--memory: needs --head-dim, which the curve file does not say")
-    amounts: dict[Kind, Any] = {"budget": args.budget, "total": args.total, "fraction": args.fraction}
+    amounts: dict[Kind, Any] = {"budget": args.budget, "total": args.total}
+    amounts["fraction"] = None if args.fraction is None else float(args.fraction)
     amounts["memory"] = None if args.memory is None else parse_size(args.memory)
     amount = Amount.one_of(amounts)
     assert amount is not None  # argparse asks for one
     if args.fraction is not None and sequence is None:
-        raise ValueError("--fraction: needs --sequence, or --max")
+        raise ValueError(f"{args.asked}: needs --sequence, or --max")
     bits = 2 * positive("head_dim", 1 if head_dim is None else head_dim) * dtype_bits(dtype)
     total = amount.total(units, position_bits=bits, length=sequence or 0, multiple_of=args.block)
     most = sequence if args.max is None else args.max
@@ -322,35 +322,30 @@ def _run_curves(args: argparse.Namespace) -> int:
         layers = _plan_export.layers_of(curves, plan_of_heads, args)
         losses = _plan_export.losses(curves, plan_of_heads, layers, args.groups)
         exported = _plan_export.write(args, layers) | {"predicted_loss": losses}
-    elif args.output is not None:
-        save_plan(args.output, plan_of_heads)
     if args.plot is not None:
-        _draw_heads(plan_of_heads, args.plot)
+        draw_heads(plan_of_heads, args.plot)
     nbytes = None if head_dim is None else plan_of_heads.nbytes(head_dim, dtype)
-    if args.json:
-        print_json(
-            plan_of_heads.to_dict()
-            | {"head_dim": head_dim, "dtype": dtype, "nbytes": nbytes, "sequence_length": sequence}
-            | ({} if exported is None else {"export": exported})
-        )
-        return 0
-    target = console()
-    try:
-        SHADES.encode(target.encoding)
-        shades = SHADES
-    except UnicodeEncodeError:
-        shades = ".:-=+*#@"
-    lines = [*plan_of_heads.picture(shades).splitlines(), str(plan_of_heads).splitlines()[-1]]
-    if nbytes is not None:
-        lines.append(f"{format_size(nbytes)} for heads of {head_dim} {dtype} elements")
-    if sequence is not None:
-        saving = 1 - plan_of_heads.total / (units * sequence)
-        lines.append(f"saves {saving:.1%} of the full cache at {sequence} tokens")
+    own: dict[str, Any] = {"head_dim": head_dim, "dtype": dtype, "nbytes": nbytes, "sequence_length": sequence}
     if exported is not None:
-        lines += _plan_export.lines(exported)
-    for line in lines:
-        target.print(line, highlight=False, soft_wrap=True)
-    return 0
+        own["export"] = exported
+
+    def show() -> None:
+        try:
+            SHADES.encode(console().encoding)
+            shades = SHADES
+        except UnicodeEncodeError:
+            shades = ".:-=+*#@"
+        lines = [*plan_of_heads.picture(shades).splitlines(), str(plan_of_heads).splitlines()[-1]]
+        if nbytes is not None:
+            lines.append(f"{format_size(nbytes)} for heads of {head_dim} {dtype} elements")
+        if sequence is not None:
+            saving = 1 - plan_of_heads.total / (units * sequence)
+            lines.append(f"saves {saving:.1%} of the full cache at {sequence} tokens")
+        if exported is not None:
+            lines += _plan_export.lines(exported)
+        _print_lines(lines)
+
+    return plan_of_heads, plan_of_heads.to_dict() | own, show
 
 
 def _grid(text: str) -> list[int]:
@@ -404,45 +399,3 @@ def _lines(request: _Request, summary: dict[str, Any]) -> list[str]:
         cache = "the full cache" if request.family is None else "what the model itself would hold"
         lines.append(f"saves {summary['saving']:.1%} of {cache} at {request.sequence} tokens ({full})")
     return lines
-
-
-def _figure_module() -> Any:
-    try:
-        return importlib.import_module("matplotlib.figure")
-    except ImportError:
-        raise ImportError("--plot: needs matplotlib: pip install 'pb-kvcache[plot]'") from None
-
-
-def _draw(request: _Request, path: str) -> None:
-    """Draw the planned layers' budgets to a file."""
-    figure = _figure_module().Figure(figsize=(7, 3.5), layout="constrained")
-    axes = figure.subplots()
-    axes.bar(request.planned, request.plan.budgets, width=0.9, color="#4477aa")
-    mean = request.plan.total / request.plan.num_layers
-    axes.axhline(mean, color="#aa3377", linewidth=1, label=f"mean {mean:g}")
-    axes.set_xlabel("layer")
-    axes.set_ylabel("positions")
-    axes.set_title(str(request.plan).splitlines()[-1].partition(";")[0], fontsize=10)
-    axes.legend(frameon=False)
-    _write_figure(figure, path)
-
-
-def _draw_heads(heads: HeadPlan, path: str) -> None:
-    """Draw the budgets of all heads to a file: layers across, heads down."""
-    figure = _figure_module().Figure(figsize=(8, 1.5 + 0.25 * heads.num_kv_heads), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(heads.budgets.T, aspect="auto", cmap="viridis", norm="log")
-    axes.set_xlabel("layer")
-    axes.set_ylabel("KV head")
-    axes.set_yticks(range(heads.num_kv_heads))
-    axes.set_title(str(heads).splitlines()[-1], fontsize=10)
-    figure.colorbar(image, label="positions")
-    _write_figure(figure, path)
-
-
-def _write_figure(figure: Any, path: str) -> None:
-    with replacing(path) as file:
-        try:
-            figure.savefig(file, format=Path(path).suffix[1:] or "png")
-        except RuntimeError as error:  # a format whose program is not there, such as pgf and its TeX
-            raise ValueError(str(error)) from error

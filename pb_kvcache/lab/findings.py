@@ -85,9 +85,7 @@ def gains(results: Results) -> list[Gain]:
     return [
         Gain(
             policy,
-            tuple(
-                reports[policy, at].retained_mass - reports[uniform, at].retained_mass for at in results.budgets
-            ),
+            tuple(reports[policy, at].retained_mass - reports[uniform, at].retained_mass for at in results.budgets),
             tuple(
                 reports[policy, at].worst_layer.retained_mass - reports[uniform, at].worst_layer.retained_mass
                 for at in results.budgets
