@@ -29,19 +29,25 @@ if __name__ == "__main__" and __spec__ is not None:  # python -m build
 from cffi import FFI
 
 
-def declarations() -> str:
-    """Return what cffi has to know: the regions between ``cdef: begin`` and ``cdef: end`` of every public header."""
+def regions() -> list[tuple[str, str]]:
+    """Return each public header's name and its text between ``cdef: begin`` and ``cdef: end``, comments included."""
     umbrella = (ROOT / INCLUDE / "pb_kvcache.h").read_text(encoding="utf-8")
-    regions = []
+    found = []
     for name in re.findall(r'#include "(pb_kvcache/\w+\.h)"', umbrella):
         text = (ROOT / INCLUDE / name).read_text(encoding="utf-8")
-        regions += re.findall(r"/\* cdef: begin \*/(.*?)/\* cdef: end \*/", text, re.DOTALL)
-    text = re.sub(r"/\*.*?\*/", "", "\n".join(regions), flags=re.DOTALL)
-    text = re.sub(r"^PB_KVCACHE_POLICY\((\w+)\)", lambda use: _policy_declarations(use[1]), text, flags=re.MULTILINE)
+        marked = re.findall(r"/\* cdef: begin \*/(.*?)/\* cdef: end \*/", text, re.DOTALL)
+        found.append((name, "\n".join(marked)))
+    return found
+
+
+def declarations() -> str:
+    """Return what cffi has to know: the marked regions of every public header, without comments."""
+    text = re.sub(r"/\*.*?\*/", "", "\n".join(region for _, region in regions()), flags=re.DOTALL)
+    text = re.sub(r"^PB_KVCACHE_POLICY\((\w+)\)", lambda use: policy_declarations(use[1]), text, flags=re.MULTILINE)
     return text.replace("PB_KVCACHE_API ", "")
 
 
-def _policy_declarations(policy: str) -> str:
+def policy_declarations(policy: str) -> str:
     """Return what the header's macro PB_KVCACHE_POLICY declares: cffi knows no macros with arguments."""
     text = (ROOT / INCLUDE / "pb_kvcache" / "policy.h").read_text(encoding="utf-8")
     body = re.search(r"#define PB_KVCACHE_POLICY\(name\)((?:.*\\\n)*.*\n)", text)

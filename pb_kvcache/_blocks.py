@@ -35,7 +35,7 @@ def to_blocks(indices: Any, block_size: int) -> Any:
 
     Returns
     -------
-    tuple of numpy.ndarray, or list of tuples
+    tuple of numpy.ndarray, or list of tuple
         ``(blocks, fill)``, uint32: ascending blocks and how many positions are kept in each, 1 to `block_size`. For
         rows a list with one such pair per row.
     """

@@ -52,9 +52,9 @@ class Variant:
         ``"uniform"``, ``"pyramid:RATIO"``, ``"adakv"``, ``"prompt"``, the path of a plan file or curve file, the name
         of shipped curves, or a press of kvpress, ``"kvpress:SnapKVPress"``, which has neither selection nor merging.
     selection
-        The name of a rule, as :func:`rule_named` knows it.
+        The name of a rule of :class:`pb_kvcache.Selection`, or a score alone, such as ``"keydiff"``.
     merge
-        One of :data:`MERGES`.
+        ``"none"``, ``"nearest"``, ``"fitted"`` or ``"macro"``.
     digest
         Of the file. Of a press, kvpress's version. Empty without one.
     """

@@ -42,7 +42,8 @@ def use(model: _Model, attention: str | None = None, *, probe: bool = True, **op
 
     Returns
     -------
-    The same object.
+    transformers.PreTrainedModel
+        The same object.
 
     Raises
     ------

@@ -1,0 +1,55 @@
+"""How Sphinx makes the site of these pages. ``docs/build_site`` runs it. Needs the extra ``docs``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+sys.path[:0] = [str(DOCS / "_ext"), str(DOCS.parent)]
+
+import build
+
+project = "pb_kvcache"
+version = release = build.version()
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "c_headers",
+    "pages",
+    "python_names",
+]
+exclude_patterns = ["_ext"]
+
+# Links such as plan.md#divided-by-measured-curves, with the anchors that code hosts make.
+myst_heading_anchors = 4
+
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autosummary_generate = False
+python_use_unqualified_type_names = True
+napoleon_google_docstring = False
+# The site is whole without the extras, too. lm_eval's own decorator needs more: see python_names.
+autodoc_mock_imports = [name for name in ("torch", "transformers", "tqdm") if not importlib.util.find_spec(name)]
+
+nitpicky = True
+# Names of others, and the package's names for unions of array types: they are shown without a link.
+nitpick_ignore = [("c:identifier", name) for name in ("ptrdiff_t", "size_t", "uint8_t", "uint32_t", "uint64_t")]
+nitpick_ignore_regex = [
+    (r"py:.*", r"(abc|collections|lm_eval|np|npt|numpy|os|pathlib|torch|transformers|typing)\..*"),
+    (
+        r"py:class",
+        r"Array|Integers|PerHead|Positions|Scores|Table|Tensor|\w+Options|_\w+|pb_kvcache(\.\w+)*\._\w+(\.\w+)?",
+    ),
+]
+
+html_theme = "furo"
+html_title = f"pb_kvcache {release}"
+html_copy_source = False
+html_show_copyright = False
+toc_object_entries_show_parents = "hide"
