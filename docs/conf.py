@@ -30,9 +30,9 @@ myst_heading_anchors = 4
 
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
-autodoc_typehints_format = "short"
+autodoc_typehints = "none"  # python_names shows them as they are written
 autosummary_generate = False
-python_use_unqualified_type_names = True
+maximum_signature_line_length = 80
 napoleon_google_docstring = False
 # The site is whole without the extras, too. lm_eval's own decorator needs more: see python_names.
 autodoc_mock_imports = [name for name in ("torch", "transformers", "tqdm") if not importlib.util.find_spec(name)]
@@ -44,7 +44,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(abc|collections|lm_eval|np|npt|numpy|os|pathlib|torch|transformers|typing)\..*"),
     (
         r"py:class",
-        r"Array|Integers|PerHead|Positions|Scores|Table|Tensor|\w+Options|_\w+|pb_kvcache(\.\w+)*\._\w+(\.\w+)?",
+        r"Array|BudgetedLayer|Cache|DynamicCache|Integers|Path|PerHead|Positions|Row|RowSet|Scores|Table|Tensor|\w+Options|_\w+|pb_kvcache(\.\w+)*\._\w+(\.\w+)?",
     ),
 ]
 

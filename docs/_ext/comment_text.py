@@ -21,7 +21,7 @@ def to_rst(comment: str, known: dict[str, str]) -> Iterator[str]:
     comment
         The comment with its marks.
     known
-        By declared name, the C domain's role that refers to it.
+        The role that refers to a declared name, such as ``c:func``, or to a header: ``ref``.
     """
     first, *rest = comment.removeprefix("/*").removesuffix("*/").rstrip().splitlines()
     starred = all(line.lstrip().startswith("*") for line in rest)
@@ -98,9 +98,9 @@ def _escaped(text: str, known: dict[str, str]) -> str:
         role = known.get(found[0])
         if role is None:
             return re.sub(r"([\\*`|_<>])", r"\\\1", found[0])
-        return f"\\ :c:{role}:`{found[0]}`\\ "
+        return f"\\ :{role}:`{found[0]}`\\ " if role != "ref" else f"\\ :ref:`c-{found[0].replace('.', '-')}`\\ "
 
-    return re.sub(r"\w+|\W+", word, text)
+    return re.sub(r"\w+\.h\b|\w+|\W+", word, text)
 
 
 def _indent(lines: list[str]) -> int:

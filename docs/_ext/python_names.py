@@ -17,6 +17,7 @@ from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.util.inspect import stringify_signature
 
 
 def _resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element) -> nodes.Element | None:
@@ -43,6 +44,21 @@ def _owners(node: pending_xref) -> list[str]:
         return []
     cls = getattr(importlib.import_module(module), owner.partition(".")[0], None)
     return [f"{module}.{base.__name__}" for base in inspect.getmro(cls)] if inspect.isclass(cls) else []
+
+
+def _as_written(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str, str | None] | None:
+    """Return a signature with its types as the source has them: npt.ArrayLike, not the union of twelve that it is."""
+    if signature is None or not callable(obj):
+        return None
+    found = inspect.signature(obj)
+    if what == "method" and next(iter(found.parameters), None) == "self":
+        found = found.replace(parameters=list(found.parameters.values())[1:])
+    if inspect.isclass(obj):
+        found = found.replace(return_annotation=inspect.Signature.empty)
+    shown, _, result = stringify_signature(found).partition(" -> ")
+    return shown, result or None
 
 
 #: What napoleon must not touch, by name. It reads "The kept positions: a copy" as a type and its description.
@@ -75,6 +91,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     if not importlib.util.find_spec("lm_eval"):
         _stand_in_for_lm_eval()
     app.connect("missing-reference", _resolve)
+    app.connect("autodoc-process-signature", _as_written)
     app.connect("autodoc-process-docstring", _before_napoleon, priority=400)
     app.connect("autodoc-process-docstring", _after_napoleon, priority=600)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
