@@ -113,11 +113,3 @@ def test_commands_print_what_is_shown(
 @pytest.mark.parametrize("example", sorted({*(ROOT / "examples").glob("*.py")} - {GENERATE}), ids=identify)
 def test_examples_run(example: Path, run: Run, tmp_path: Path) -> None:
     assert run(sys.executable, example, cwd=tmp_path).stdout
-
-
-@pytest.mark.parametrize(
-    "document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "vectors" / "README.md"], ids=identify
-)
-def test_links_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
-        assert (document.parent / target).exists(), target
