@@ -17,6 +17,7 @@ from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.ext.autodoc.mock import _MockObject
 from sphinx.util.inspect import stringify_signature
 
 
@@ -86,10 +87,18 @@ def _stand_in_for_lm_eval() -> None:
             sys.modules.setdefault(parent, ModuleType(parent))
 
 
+def _signature_for_mocks() -> None:
+    """Let pb_kvcache.transformers ask a mock of transformers for the name under which generate() takes a cache."""
+    cache = inspect.Parameter("past_key_values", inspect.Parameter.KEYWORD_ONLY)
+    _MockObject.__signature__ = inspect.Signature([cache])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Tell Sphinx of it."""
     if not importlib.util.find_spec("lm_eval"):
         _stand_in_for_lm_eval()
+    if not importlib.util.find_spec("transformers"):
+        _signature_for_mocks()
     app.connect("missing-reference", _resolve)
     app.connect("autodoc-process-signature", _as_written)
     app.connect("autodoc-process-docstring", _before_napoleon, priority=400)
