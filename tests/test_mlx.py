@@ -7,6 +7,7 @@ tokens what was evicted.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pb_kvcache import HeadPlan, Selection, plan, save_plan, scores_from_qk, select_from_scores
+from pb_kvcache import HeadPlan, Selection, plan, save_plan, scores_from_qk, select_from_scores, window_scores
 
 pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
 import mlx.core as mx
+from mlx import nn
 from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.models import cache as stock
 from mlx_lm.models import gemma2, gpt_oss, llama
+from mlx_lm.models.base import create_attention_mask
 
 from pb_kvcache.mlx import BudgetedKVCache, end_prompt, make_prompt_cache, unuse, use
+from pb_kvcache.mlx._selection import choose
+from pb_kvcache.mlx._value_weights import projection_of
 
 SMALL = Selection(window=8, kernel=3)
 VOCABULARY = 97
@@ -209,6 +214,22 @@ def test_half_precision_is_scored_in_float32(dtype: Any) -> None:
 
 
 def test_sinks_take_part_in_the_softmax_that_scores() -> None:
+    rng = np.random.default_rng(0)
+    queries, keys = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 4, 8, 16), (2, 2, 60, 16)))
+    sinks = np.array([3, -5, 8, 0], np.float32)
+    logits = np.einsum("bhwd,bhnd->bhwn", queries, keys.repeat(2, axis=1)) * 0.5
+    logits[..., np.arange(60) > np.arange(52, 60)[:, None]] = -np.inf
+    weights = np.exp(logits)
+    weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sinks)[:, None, None]
+    scores = window_scores(weights.reshape(8, 8, 60).astype(np.float32), num_kv_heads=4, selection=SMALL)
+    expected = select_from_scores(scores, 20, selection=SMALL).reshape(2, 2, 20)
+    given = {"rule": SMALL, "scale": 0.5, "weights": None}
+    chosen = choose(mx.array(queries), mx.array(keys), 20, sinks=mx.array(sinks), **given)
+    np.testing.assert_array_equal(chosen, expected)
+    assert not np.array_equal(choose(mx.array(queries), mx.array(keys), 20, sinks=None, **given), expected)
+
+
+def test_a_model_with_sinks_and_sliding_windows_is_served() -> None:
     mx.random.seed(0)
     args = gpt_oss.ModelArgs(
         model_type="gpt_oss",
@@ -223,20 +244,40 @@ def test_sinks_take_part_in_the_softmax_that_scores() -> None:
         num_experts_per_tok=2,
         sliding_window=16,
     )
-    model = gpt_oss.Model(args)
-    chosen = []
-    for sink in (-30.0, 5.0):
-        for layer in model.layers:
-            layer.self_attn.sinks = mx.array([sink, -30.0, -30.0, -30.0])
-            layer.self_attn.q_proj.weight = layer.self_attn.q_proj.weight * 2
-        use(model)
-        caches = make_prompt_cache(model, budget=20, selection=SMALL)
-        assert [type(cache).__name__ for cache in caches] == ["RotatingKVCache", "BudgetedKVCache"] * 2
-        read(model, tokens(60), caches)
-        assert caches[1].rows == 20
-        chosen.append(caches[1].positions()[0])
-        unuse(model)
-    assert not np.array_equal(chosen[0][0], chosen[1][0])  # of the KV head whose first query head has a heavy sink
+    model = use(gpt_oss.Model(args))
+    caches = make_prompt_cache(model, budget=20, selection=SMALL)
+    assert [type(cache).__name__ for cache in caches] == ["RotatingKVCache", "BudgetedKVCache"] * 2
+    close(read(model, tokens(60), caches), read(model, tokens(60), stock.make_prompt_cache(model)))
+    assert [caches[1].rows, caches[3].rows] == [20, 20]
+    unuse(model)
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_a_value_weighs_what_its_layer_makes_of_it(bits: int | None) -> None:
+    layer = tiny().layers[1]
+    if bits is not None:
+        nn.quantize(layer, bits=bits, group_size=32)
+    projection = projection_of(layer, 64)
+    assert projection is not None
+    values = np.random.default_rng(0).standard_normal((3, 2, 5, 16)).astype(np.float32)
+    weights = np.array(projection.weights(mx.array(values)))
+    for sequence, head, position in np.ndindex(3, 2, 5):
+        norms = []
+        for query_head in (2 * head, 2 * head + 1):
+            row = np.zeros((1, 64), np.float32)
+            row[0, 16 * query_head : 16 * query_head + 16] = values[sequence, head, position]
+            norms.append(np.linalg.norm(np.array(layer.self_attn.o_proj(mx.array(row)))))
+        np.testing.assert_allclose(weights[sequence, head, position], np.mean(norms), rtol=1e-4)
+
+
+def test_a_mask_that_is_an_array_is_replaced_by_each_layers_own(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = make_prompt_cache(model, budget=20, ratio=3, selection=SMALL)
+    read(model, tokens(60), caches)
+    twin = copy.deepcopy(caches)
+    later = tokens(4, seed=1)
+    expected = model(later, cache=caches)
+    monkeypatch.setattr(llama, "create_attention_mask", functools.partial(create_attention_mask, return_array=True))
+    close(model(later, cache=twin), expected)
 
 
 # ---- through mlx-lm ----
@@ -460,6 +501,7 @@ def test_other_caches_and_models_compute_what_they_did() -> None:
     close(before, model(prompt)[:, -1:])  # without a cache
     unuse(model)
     unuse(model)
+    assert llama.scaled_dot_product_attention is not plain
     assert make_prompt_cache(other)
     unuse(other)
     assert llama.scaled_dot_product_attention is plain
