@@ -56,7 +56,8 @@ class Row:
     name: str
     #: As people write it, with ``{}`` for the argument.
     label: str
-    #: For plots. Policies with the same colours take them one after the other.
+    #: For plots. ``lab/_colours.py`` has a dark one for each. Policies with the same colours take them one after the
+    #: other.
     colours: tuple[str, ...]
     #: One layer's cache, by the name that it has in C. None: the row adds budgets to another's.
     kind: type[Policy] | None
@@ -86,19 +87,19 @@ def _stack(setting: Setting, argument: Fraction | LayerPlan | None) -> PyramidSt
 
 
 #: Upright pyramids and plans.
-_BLUES = ("#4f9be8", "#2f7fd6", "#15c0d8", "#0a8f9c")
-_INVERTED = ("#e4572e", "#f08a24")
+_BLUES = ("#3d8ada", "#2368b8", "#0f93a6", "#0a7480")
+_INVERTED = ("#d9481f", "#c96a10")
 
 #: All policies by name, in the order of the help.
 ROWS = {
     row.name: row
     for row in (
         Row("full", "full cache", ("#444444",), FullCache, _each(lambda s: FullCache()), bounded=False),
-        Row("sliding_window", "sliding window", ("#9aa5b1",), SlidingWindow, _each(lambda s: SlidingWindow(s.budget))),
+        Row("sliding_window", "sliding window", ("#7d8894",), SlidingWindow, _each(lambda s: SlidingWindow(s.budget))),
         Row(
             "streaming_llm",
             "StreamingLLM",
-            ("#c58b2a",),
+            ("#a8721a",),
             StreamingLLM,
             _each(lambda s: StreamingLLM(s.budget, min(4, s.budget - 1))),
         ),

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import base64
 import html.parser
-import xml.etree.ElementTree as ET
+import itertools
+from collections import Counter
+
+_VOID = ("meta", "img", "link", "br", "input")
 
 
 class Page(html.parser.HTMLParser):
-    """What a page refers to, and whether its tags are closed."""
+    """What a page refers to and says, and whether its tags are closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.references: list[str] = []
         self.open: list[str] = []
         self.words: list[str] = []
+        #: Every tag with its attributes.
+        self.tags: list[tuple[str, dict[str, str]]] = []
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
-        if tag not in ("meta", "img", "link", "br"):
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        self.references += [v or "" for name, v in attrs if name in ("src", "href", "srcset", "data", "xlink:href")]
+        if tag not in _VOID:
             self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in _VOID:
+            self.open.pop()
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -29,11 +39,28 @@ class Page(html.parser.HTMLParser):
     def handle_data(self, data: str) -> None:
         self.words.append(data)
 
-    def check_pictures(self, count: int) -> None:
-        """Check that the page refers to so many pictures and nothing else, and that all is inside of them."""
-        assert len(self.references) == count
-        for reference in self.references:
-            assert reference.startswith("data:image/svg+xml;base64,")
-            picture = ET.fromstring(base64.b64decode(reference.partition(",")[2]))
-            links = [value for part in picture.iter() for name, value in part.attrib.items() if name.endswith("href")]
-            assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)
+    def all(self, tag: str) -> list[dict[str, str]]:
+        """Return the attributes of all tags of a name."""
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def pictures(self) -> list[str]:
+        """Return what is said of each plot to who does not see it."""
+        return [svg["aria-label"] for svg in self.all("svg") if svg.get("role") == "img"]
+
+    def check(self, figures: int) -> None:
+        """Check that the page has so many plots, fetches nothing, and can be read by ear and by keyboard."""
+        assert self.open == []
+        assert len(self.all("figure")) == figures
+        assert all(reference.startswith(("#", "data:image/png;base64,", "data:,")) for reference in self.references)
+        ids = Counter(attributes["id"] for _, attributes in self.tags if "id" in attributes)
+        assert set(ids.values()) <= {1}
+        assert self.all("html") == [{"lang": "en"}]
+        levels = [int(name[1]) for name, _ in self.tags if name in ("h1", "h2", "h3")]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+        assert {header.get("scope") for header in self.all("th")} <= {"col", "row"}
+        assert all("title" not in attributes for _, attributes in self.tags)
+        for box in (attributes for _, attributes in self.tags if attributes.get("class") == "wide"):
+            assert (box["tabindex"], box["role"]) == ("0", "region")
+            assert box["aria-label"]

@@ -1,83 +1,99 @@
-"""The plots of an evaluation's page, as matplotlib figures."""
+"""The plots of an evaluation's page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._axes import new, panels
+from . import _evaluation_sentences as sentences
+from ._colours import IMAGE, INK, LINES, QUIET, SHADE
+from ._colours import UNIFORM as UNIFORM_COLOUR
 from ._estimate import LEAST, Array
 from ._figures import FULL, UNIFORM, Figures, Reference, Row, asked
+from ._panels import Line, Lines, Panel, Plot, new, plain
 from .findings import size
 from .verdict import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: Variants whose kept positions are drawn, at most.
 _STRIPS = 8
 #: Columns of a strip: what a line of a page shows.
 _COLUMNS = 300
+#: Of lines whose colour was had before.
+_DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1.5))
 
-_COLOURS = ("#e4572e", "#1b8a5a", "#15c0d8", "#c58b2a", "#7b6ba8", "#b0527a", "#f08a24", "#4f9be8", "#9aa5b1")
-_DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.5)))
 
-
-def plots(rows: Sequence[Row], summary: Summary) -> Iterator[tuple[str, str, Figure]]:
-    """Yield each plot's title, caption and figure. What the rows have nothing for has no plot."""
+def plots(rows: Sequence[Row], summary: Summary) -> Iterator[Plot]:
+    """Yield each plot. What the rows have nothing for has no plot."""
     if any(f.difference for f in summary.figures):
-        yield (
+        yield Plot(
             "Gain over uniform budgets",
             "KL to the full cache that a variant saves against uniform budgets, paired by prompt, in nats a token, by "
             "the bytes held (medians over prompts). Above the line: better. Bars are bootstrap intervals of 95 % over "
             "prompts: one that crosses the line is no clear difference. Points of a budget stand a little apart, so "
             "that bars do not hide each other. The first panel has all prompts, the others tasks and kinds of text.",
+            _lines(summary),
             _gains(summary),
         )
     if any(_scored(summary, reference) for reference in summary.references):
-        yield (
+        yield Plot(
             "Scores",
             "Mean score by task with bootstrap intervals of 95 %, against the bytes held. The dashed line is the full "
-            "cache, the dotted one a blind guess. A task whose full cache is not clearly above a guess ranks nothing.",
+            "cache, the grey ground a blind guess. A task whose full cache is not clearly above a guess ranks nothing.",
+            _lines(summary, full=True),
             _scores(summary),
         )
     if any(row["kl"] for row in rows):
-        yield (
+        yield Plot(
             "Divergence along the answer",
             "KL to the full cache at each token of the answer, mean over the prompts whose answer has that token. "
             "Token 1 is the first that is read from the compressed cache.",
+            _lines(summary),
             _along(rows, summary),
         )
     if found := _kept(rows, summary):
         budget, strips = found
         left_out = len(summary.variants) - len(strips)
-        yield (
+        yield Plot(
             "What was kept of one prompt",
             f"Prompt {next(iter(strips.values()))['prompt']}, budget {budget}. A row for each layer and head, the "
-            "first layer on top. From left to right: the prompt's positions, dark where they are kept."
+            "first layer on top. From left to right: the prompt's positions, coloured where they are kept."
             + (f" {left_out} variants are not shown." if left_out else ""),
-            _strips(strips),
+            _lines(summary, only=list(strips)),
+            [_strip(variant, row) for variant, row in strips.items()],
         )
 
 
 def colour(variant: str, variants: Sequence[str]) -> str:
     """Return a variant's colour among those of a page."""
-    if variant == UNIFORM:
-        return "#1d3f91"
-    return _COLOURS[_number(variant, variants) % len(_COLOURS)]
+    return UNIFORM_COLOUR if variant == UNIFORM else LINES[_number(variant, variants) % len(LINES)]
 
 
 def _number(variant: str, variants: Sequence[str]) -> int:
     return [other for other in variants if other != UNIFORM].index(variant)
 
 
-def _style(variant: str, variants: Sequence[str]) -> dict[str, Any]:
-    number = 0 if variant == UNIFORM else _number(variant, variants) // len(_COLOURS)
-    dashes = _DASHES[number % len(_DASHES)]
-    return {"color": colour(variant, variants), "label": variant, "linewidth": 1.5, "linestyle": dashes}
+def _line(variant: str, variants: Sequence[str]) -> Line:
+    number = 0 if variant == UNIFORM else _number(variant, variants) // len(LINES)
+    return Line(variant, colour(variant, variants), dashes=_DASHES[number % len(_DASHES)])
+
+
+def _lines(summary: Summary, full: bool = False, only: Sequence[str] | None = None) -> Lines:
+    """Return the variants' lines. First come the full cache, where it has one, and uniform, then the lowest KL."""
+    shown = [variant for variant in summary.variants if only is None or variant in only]
+    lines = [Line(FULL, QUIET, 1.3, (5, 3))] if full else []
+    lines += [_line(variant, summary.variants) for variant in shown]
+    return Lines(lines, [FULL, UNIFORM, *sorted(shown, key=lambda variant: _mean_kl(summary, variant))])
+
+
+def _mean_kl(summary: Summary, variant: str) -> float:
+    """Return a variant's KL over all budgets, infinite where it has none."""
+    found = [f.kl for f in summary.figures if (f.part, f.variant) == ("all", variant) and f.kl is not None]
+    return float(np.mean(found)) if found else float("inf")
 
 
 def _title(part: str, name: str, count: int) -> str:
@@ -85,43 +101,47 @@ def _title(part: str, name: str, count: int) -> str:
     return f"{name or 'all prompts'} ({'kind, ' if part == 'kind' else ''}N {count}{few})"
 
 
-def _gains(summary: Summary) -> Figure:
-    parts = summary.parts()
-    of = [[f for f in summary.figures if (f.part, f.name) == part and f.difference] for part in parts]
-    shown = [(part, figures) for part, figures in zip(parts, of, strict=True) if figures]
-
-    def draw(axis: Axes, number: int) -> None:
-        figures = shown[number][1]
-        axis.axhline(0, color=colour(UNIFORM, summary.variants), linewidth=1.2, label=UNIFORM)
+def _gains(summary: Summary) -> list[Panel]:
+    lines = _lines(summary)
+    panels = []
+    for part in summary.parts():
+        figures = [f for f in summary.figures if (f.part, f.name) == part and f.difference]
+        if not figures:
+            continue
+        figure, axis = new()
+        zero = lines.style(UNIFORM) if UNIFORM in summary.variants else {"color": INK}
+        axis.axhline(0, **zero | {"linewidth": 1.2})
         for variant in summary.variants:
             at = [(f.bytes, f.difference) for f in figures if f.variant == variant and f.difference]
-            gains = [(held, -d.value, -d.high, -d.low) for held, d in at]
-            _bars(axis, gains, variant, summary.variants)
+            _bars(axis, [(held, -d.value, -d.high, -d.low) for held, d in at], variant, summary.variants, lines)
+        plain(axis, "K and V held", "KL saved, nats")
         _bytes_axis(axis, figures)
+        title = _title(*part, max(f.difference.count for f in figures if f.difference))
+        panels.append(Panel(title, sentences.saved(summary.budgets, figures), figure))
+    return panels
 
-    titles = [_title(*part, max(f.difference.count for f in figures if f.difference)) for part, figures in shown]
-    return panels(titles, draw, "K and V held", "KL saved, nats")
 
-
-def _scores(summary: Summary) -> Figure:
-    references = [reference for reference in summary.references if _scored(summary, reference)]
-
-    def draw(axis: Axes, number: int) -> None:
-        reference = references[number]
-        assert reference.score is not None
-        axis.axhline(reference.score.value, color="#444444", linewidth=1.2, linestyle=(0, (5, 3)), label=FULL)
-        axis.axhline(reference.chance, color="#888888", linewidth=1.2, linestyle=(0, (1, 2)), label="chance")
+def _scores(summary: Summary) -> list[Panel]:
+    lines = _lines(summary, full=True)
+    panels = []
+    for reference in summary.references:
         figures = _scored(summary, reference)
+        if not figures:
+            continue
+        assert reference.score is not None
+        figure, axis = new()
+        axis.axhspan(-0.04, reference.chance, color=SHADE, linewidth=0)
+        axis.axhline(reference.score.value, **lines.style(FULL))
         for variant in summary.variants:
             at = [(f.bytes, f.score) for f in figures if f.variant == variant and f.score]
-            _bars(axis, [(held, s.value, s.low, s.high) for held, s in at], variant, summary.variants)
+            _bars(axis, [(held, s.value, s.low, s.high) for held, s in at], variant, summary.variants, lines)
+        plain(axis, "K and V held", "score")
         _bytes_axis(axis, figures)
         axis.set_ylim(-0.04, 1.04)
-
-    titles = [
-        _title("task", r.task, r.count) + ("" if r.ranked else ": not above chance, no ranking") for r in references
-    ]
-    return panels(titles, draw, "K and V held", "score")
+        title = _title("task", reference.task, reference.count)
+        title += "" if reference.ranked else ": not above chance, no ranking"
+        panels.append(Panel(title, sentences.scored(summary.budgets, figures, reference), figure))
+    return panels
 
 
 def _scored(summary: Summary, reference: Reference) -> list[Figures]:
@@ -131,7 +151,7 @@ def _scored(summary: Summary, reference: Reference) -> list[Figures]:
 
 
 def _bars(
-    axis: Axes, points: Sequence[tuple[float, float, float, float]], variant: str, variants: Sequence[str]
+    axis: Axes, points: Sequence[tuple[float, float, float, float]], variant: str, variants: Sequence[str], lines: Lines
 ) -> None:
     """Draw one variant's figures over its bytes, with intervals."""
     if not points:
@@ -140,9 +160,10 @@ def _bars(
     apart = 1.01 ** (variants.index(variant) - (len(variants) - 1) / 2)
     held, values, low, high = np.array(sorted(points)).T
     lengths = np.abs(np.stack([values - low, high - values]))  # rounding may leave a mean just outside
-    axis.errorbar(
-        held * apart, values, yerr=lengths, marker="o", markersize=3.5, elinewidth=1, **_style(variant, variants)
+    drawn = axis.errorbar(
+        held * apart, values, yerr=lengths, marker="o", markersize=3.5, elinewidth=1, **lines.style(variant)
     )
+    lines.mark(drawn.get_children(), variant)
 
 
 def _bytes_axis(axis: Axes, figures: Sequence[Figures]) -> None:
@@ -155,19 +176,23 @@ def _bytes_axis(axis: Axes, figures: Sequence[Figures]) -> None:
     axis.minorticks_off()
 
 
-def _along(rows: Sequence[Row], summary: Summary) -> Figure:
-    def draw(axis: Axes, number: int) -> None:
-        budget = summary.budgets[number]
+def _along(rows: Sequence[Row], summary: Summary) -> list[Panel]:
+    lines = _lines(summary)
+    panels = []
+    for budget in summary.budgets:
+        figure, axis = new()
+        means: dict[str, Array] = {}
         for variant in summary.variants:
             kls = [row["kl"] for row in rows if row["variant"] == variant and row["kl"] and asked(row) == budget]
             if kls:
-                mean = _mean_along(kls)
-                axis.plot(np.arange(1, len(mean) + 1), mean, **_style(variant, summary.variants))
+                means[variant] = _mean_along(kls)
+                axis.plot(np.arange(1, len(means[variant]) + 1), means[variant], **lines.style(variant))
         axis.set_ylim(bottom=0)
-
-    counts = {budget: max(f.count for f in summary.at(budget)) for budget in summary.budgets}
-    titles = [f"budget {budget} (N {count})" for budget, count in counts.items()]
-    return panels(titles, draw, "token of the answer", "KL, nats")
+        plain(axis, "token of the answer", "KL, nats")
+        count = max(f.count for f in summary.at(budget))
+        says = sentences.along({name: means[name] for name in lines.first if name in means})
+        panels.append(Panel(f"budget {budget} (N {count})", says, figure))
+    return panels
 
 
 def _mean_along(kls: Sequence[Sequence[float]]) -> Array:
@@ -193,22 +218,21 @@ def _kept(rows: Sequence[Row], summary: Summary) -> tuple[str, dict[str, Row]] |
     return (budget, dict(list(strips.items())[:_STRIPS])) if strips else None
 
 
-def _strips(strips: dict[str, Row]) -> Figure:
-    heads = [head for layer in next(iter(strips.values()))["kept"] for head in layer]
-    height = min(3.0, max(0.5, 0.02 * len(heads)))
-    figure, axes = new(9.5, (height + 0.45) * len(strips) + 0.4, len(strips), 1)
-    for axis, (variant, row) in zip(axes, strips.items(), strict=True):
-        image, layers = _image(row)
-        axis.imshow(
-            image, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest",
-            extent=(0, row["tokens"], len(image), 0),
-        )  # fmt: skip
-        axis.set_title(variant, fontsize=10, loc="left", parse_math=False)
-        shown = range(0, len(layers), max(1, len(layers) // 4))
-        axis.set_yticks([layers[layer] for layer in shown], [str(layer) for layer in shown])
-        axis.set_ylabel("layer")
-    axes[-1].set_xlabel("position")
-    return figure
+def _strip(variant: str, row: Row) -> Panel:
+    from matplotlib.colors import to_rgba
+
+    image, layers = _image(row)
+    figure, axis = new(height=min(3.0, max(0.5, 0.02 * len(image))) + 0.7)
+    # The more of a stretch is kept, the less of the page shows through: so it is the same on white and on black.
+    shades = np.empty((*image.shape, 4))
+    shades[..., :3] = to_rgba(IMAGE)[:3]
+    shades[..., 3] = image
+    axis.imshow(shades, aspect="auto", interpolation="nearest", extent=(0, row["tokens"], len(image), 0))
+    shown = range(0, len(layers), max(1, len(layers) // 4))
+    axis.set_yticks([layers[layer] for layer in shown], [str(layer) for layer in shown])
+    axis.set_ylabel("layer")
+    axis.set_xlabel("position")
+    return Panel(variant, sentences.kept(row), figure, line=variant)
 
 
 def _image(row: Row) -> tuple[Array, list[float]]:

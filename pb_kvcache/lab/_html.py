@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
-import io
 import os
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._files import replacing
 from .._text import printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from ._colours import variable
+from ._panels import MOST, Line, Panel, Plot
+from ._style import SCRIPT, style
+from ._svg import svg
 
 
 def require_matplotlib(extra: str) -> Any:
@@ -42,19 +42,48 @@ def escape(text: str) -> str:
     return html.escape(printable(text))
 
 
-def document(title: str, facts: Iterable[tuple[str, str]], parts: Iterable[str], made: str) -> str:
-    """Return a page: its title, facts by name, parts in HTML, and the note that says what made it (HTML, too)."""
-    rows = "\n".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in facts)
-    body = "\n".join(parts)
+def document(
+    title: str, facts: Iterable[tuple[str, str]], parts: Iterable[str], plots: Iterable[Plot], last: str, made: str
+) -> str:
+    """Return a page.
+
+    Parameters
+    ----------
+    title
+        Its title.
+    facts
+        What it is about, by name.
+    parts
+        Sections in HTML, before the plots.
+    plots
+        In their order.
+    last
+        A section in HTML, after the plots.
+    made
+        What made it, in HTML.
+    """
+    drawn = list(plots)
+    figures = [_figure(plot, number) for number, plot in enumerate(drawn)]
+    body = "\n".join([*parts, *figures, last])
+    lines = max((len(plot.lines.all) for plot in drawn), default=0)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_allowed()}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
-        f'<dl>\n{rows}\n</dl>\n{body}\n<p class="note">{made}</p>\n</body>\n</html>\n'
+        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style(lines)}</style>\n</head>\n<body>\n<main>\n"
+        f"<h1>{escape(title)}</h1>\n{_terms(facts)}\n{body}\n</main>\n<footer>{made}</footer>\n"
+        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
-def made_by(command: str, machine: dict[str, Any]) -> str:
+def _allowed() -> str:
+    """Return what a page may do: run its own script, and fetch nothing."""
+    own = base64.b64encode(hashlib.sha256(SCRIPT.encode("utf-8")).digest()).decode("ascii")
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{own}'; img-src data:"
+
+
+def made_by(command: str, machine: Mapping[str, Any]) -> str:
     """Return what made a page, as HTML."""
     words = ", ".join(f"{key} {value}" for key, value in machine.items())
     return f"Made by <code>{escape(command)}</code> with {escape(words)}."
@@ -71,60 +100,64 @@ def points(sentences: Iterable[str]) -> str:
     return f"<ul>\n{lines}\n</ul>"
 
 
+def _terms(terms: Iterable[tuple[str, str]]) -> str:
+    rows = "\n".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in terms)
+    return f"<dl>\n{rows}\n</dl>"
+
+
+def columns(head: Iterable[tuple[str, str]]) -> str:
+    """Return what the columns of tables mean. A column without a meaning needs none."""
+    terms = {name: meaning for name, meaning in head if meaning}
+    return f"<details open>\n<summary>What the columns mean</summary>\n{_terms(terms.items())}\n</details>"
+
+
 def table(caption: str, head: Sequence[tuple[str, str]], rows: Iterable[str]) -> str:
-    """Return a table: titles with what a pointer shows of them, and rows as :func:`table_row` makes them."""
-    titles = "".join(f'<th title="{escape(tip)}">{escape(name)}</th>' for name, tip in head)
+    """Return a table in a box that scrolls: titles, whose meanings :func:`columns` lists, and :func:`table_row` s."""
+    titles = "".join(f'<th scope="col">{escape(name)}</th>' for name, _ in head)
+    # What scrolls has to take the keyboard's focus, and what takes it needs a name.
     return (
-        f"<div class=wide><table><caption>{escape(caption)}</caption>"
+        f'<div class="wide" role="region" tabindex="0" aria-label="{escape(caption)}">'
+        f"<table><caption><span>{escape(caption)}</span></caption>"
         f"<thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
 def table_row(name: str, colour: str, cells: Iterable[str], best: bool) -> str:
     """Return a row: a name with its colour in the plots, and cells that are HTML."""
-    first = f'<td><i style="background:{colour}"></i>{escape(name)}</td>'
+    first = f'<th scope="row"><i style="background: {variable(colour)}"></i>{escape(name)}</th>'
     return f"<tr{' class=best' if best else ''}>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def picture(title: str, caption: str, figure: Figure) -> str:
-    """Return a plot as an image inside the page."""
-    from matplotlib import rc_context
-
-    buffer = io.BytesIO()
-    # Text as text: smaller, and sharp at every size. A fixed salt and no date: the same results, the same bytes.
-    options: Any = {"svg.fonttype": "none", "svg.hashsalt": "pb_kvcache", "font.family": "sans-serif"}
-    with rc_context(options), warnings.catch_warnings():
-        # A name in letters that matplotlib's fonts lack: the page's reader has fonts of its own.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    data = base64.b64encode(buffer.getvalue()).decode("ascii")
+def _figure(plot: Plot, number: int) -> str:
+    """Return a plot with its legend, whose boxes show and hide lines."""
+    names = [line.name for line in plot.lines.all]
+    choices = "\n".join(
+        f'<label><input type="checkbox" class="pick-{index}" autocomplete="off"'
+        f"{' checked' if line.name in plot.lines.first else ''}>{_key(line)}{escape(line.name)}</label>"
+        for index, line in enumerate(plot.lines.all)
+    )
+    panels = "\n".join(
+        _panel(panel, f"pb_kvcache-{number}-{index}", names.index(panel.line) if panel.line else None)
+        for index, panel in enumerate(plot.panels)
+    )
+    at_most = f"Shown: choose up to {MOST}" if len(names) > MOST else "Shown"
     return (
-        f"<figure><h2>{escape(title)}</h2><div class=wide>"
-        f'<img alt="{escape(title)}" src="data:image/svg+xml;base64,{data}"></div>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        f"<figure>\n<h2>{escape(plot.title)}</h2>\n<figcaption>{escape(plot.caption)}</figcaption>\n"
+        f'<fieldset>\n<legend>{at_most}</legend>\n{choices}\n<div class="panels">\n{panels}\n</div>\n</fieldset>\n'
+        "</figure>"
     )
 
 
-_STYLE = """:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: #1c1c1c; background: #fff;
-  max-width: 62rem; margin: 2rem auto; padding: 0 1.2rem; }
-h1 { font-size: 1.7rem; margin: 0 0 1rem; }
-h2 { font-size: 1.15rem; margin: 0 0 .5rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .93rem; margin: 0; }
-dt { color: #666; } dd { margin: 0; }
-section, figure { margin: 2.2rem 0; padding: 0; }
-img { width: 100%; min-width: 44rem; height: auto; }
-figcaption, .note { color: #555; font-size: .9rem; max-width: 52rem; }
-.wide { overflow-x: auto; }
-table { margin: 1rem 0 1.8rem; }
-table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; width: 100%; }
-caption { text-align: left; font-weight: 600; padding: .3rem 0; }
-th, td { text-align: right; padding: .28rem .55rem; border-bottom: 1px solid #e6e6e6; white-space: nowrap; }
-th { font-weight: 600; color: #555; white-space: normal; vertical-align: bottom; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
-td small { color: #777; }
-td i { display: inline-block; width: .7em; height: .7em; border-radius: 2px; margin-right: .5em; }
-tr.best td:nth-child(2) { font-weight: 700; }
-code { background: #f4f4f4; padding: .1rem .3rem; border-radius: 3px; overflow-wrap: anywhere; }
-li { margin: .35rem 0; }
-"""
+def _key(line: Line) -> str:
+    """Return a short stretch of a line, as a legend shows it."""
+    dashes = " ".join(f"{2 * length:g}" for length in line.dashes)
+    dashed = f"; stroke-dasharray: {dashes}" if dashes else ""
+    look = f"stroke: {variable(line.colour)}; stroke-width: {1.5 * line.width:g}{dashed}"
+    return f'<svg class="key" aria-hidden="true" viewBox="0 0 27 11"><path d="M0 6h27" style="{look}"/></svg>'
+
+
+def _panel(panel: Panel, salt: str, line: int | None) -> str:
+    drawing = svg(panel.figure, f"{panel.title}. {panel.says}" if panel.title else panel.says, salt)
+    title = f"<h3>{escape(panel.title)}</h3>\n" if panel.title else ""
+    of_line = "" if line is None else f" of-{line}"
+    return f'<div class="panel{of_line}">\n{title}{drawing}\n</div>'

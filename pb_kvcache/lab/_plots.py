@@ -1,160 +1,205 @@
-"""The plots of a benchmark's page, as matplotlib figures."""
+"""The plots of a benchmark's page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .._policies import colour, find, inverted, label
-from ._axes import legend, new, panels, plain
+from ._bench_sentences import by_layer, divided, extremes, gained, gains, held
+from ._colours import QUIET
+from ._panels import Line, Lines, Panel, Plot, new, plain
 from .bench import Results
 from .findings import layers, pyramids_of, uniform_of
+from .replay import ReplayReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
-def plots(results: Results) -> Iterator[tuple[str, str, Figure]]:
-    """Yield each plot's title, caption and figure. A trace of one layer has none by layer."""
-    yield (
+def plots(results: Results) -> Iterator[Plot]:
+    """Yield each plot. A trace of one layer has none by layer."""
+    yield Plot(
         "Retained mass by budget",
         "Mean over layers and steps of the model's attention that went to positions still kept. All policies hold "
         "the same number of positions in all. The dashed line is a cache that keeps everything: what is missing to "
         "1 is what tokens gave to themselves.",
-        _mass_by_budget(results),
+        _lines(results),
+        [
+            _by_budget(results, "retained_mass", "retained mass"),
+            _by_budget(results, "recall", "recall of the top 32"),
+        ],
     )
     if results.num_layers > 1:
-        yield (
+        yield Plot(
             "Retained mass by layer",
             "Mean over steps. The dashed line is a cache that keeps everything.",
+            _lines(results),
             _mass_by_layer(results),
         )
         if uniform_of(results) and pyramids_of(results):
-            yield (
+            yield Plot(
                 "What a pyramid gives and takes",
                 "Retained mass less that of uniform SnapKV, in percentage points, by layer. A pyramid gives to the "
                 "first layers what it takes from the last. It pays where the area above the line is larger.",
+                _lines(results, [uniform_of(results), *pyramids_of(results)]),
                 _gains(results),
             )
-        yield (
+        yield Plot(
             "Budgets by layer",
             "How the same total is divided. A policy that is not a pyramid keeps the same number in each layer.",
+            _lines(results, _dividing(results)),
             _budgets(results),
         )
-    yield (
+    yield Plot(
         "Positions held over time",
         "All layers together, after each step's append and after its eviction: a saw with teeth one position high "
         "in each full layer, so the peak is one step above the total. A layer with a small budget is full early and "
-        "evicts from there on. The right side shows the last steps.",
+        "evicts from there on. The second panel shows the last steps.",
+        _lines(results, _over_time(results)),
         _residency(results),
     )
 
 
-def _style(policy: str, policies: Sequence[str]) -> dict[str, Any]:
-    style: dict[str, Any] = {"color": colour(policy, policies), "label": label(policy), "linewidth": 1.5}
+def _dividing(results: Results) -> list[str]:
+    """Return uniform SnapKV, a flat pyramid, and what divides unequally."""
+    shown = {"snapkv", "pyramidkv:1", *pyramids_of(results)}
+    return [policy for policy in results.policies if policy in shown]
+
+
+def _over_time(results: Results) -> list[str]:
+    """Return what is drawn over time. The others evict as uniform SnapKV does, in every layer from the same step on."""
+    shown = {uniform_of(results), *pyramids_of(results)}
+    return [policy for policy in results.policies if policy in shown or not find(policy)[0].bounded]
+
+
+def _lines(results: Results, policies: list[str | None] | list[str] | None = None) -> Lines:
+    """Return policies' lines, by default all. First come the full cache and uniform budgets, then who retains most."""
+    chosen = list(results.policies) if policies is None else [p for p in results.policies if p in policies]
+    mass: dict[str, float] = {}
+    for report in results.reports:
+        mass[report.policy] = mass.get(report.policy, 0.0) + report.retained_mass
+    full = [policy for policy in chosen if not find(policy)[0].bounded]
+    uniform = uniform_of(results)
+    ranked = sorted(chosen, key=lambda policy: (policy == "pyramidkv:1", -mass[policy]))  # that lies on uniform SnapKV
+    first = [*full, *([uniform] if uniform else []), *ranked]
+    return Lines([_line(policy, results) for policy in chosen], map(label, first))
+
+
+def _line(policy: str, results: Results) -> Line:
+    name, shade = label(policy), colour(policy, results.policies)
     if not find(policy)[0].bounded:
-        style |= {"linestyle": (0, (5, 3)), "linewidth": 1.2}
-    elif policy == "pyramidkv:1":
-        style |= {"linestyle": (0, (1, 1.5)), "linewidth": 2.6}  # lies on uniform SnapKV, and shows beside it
-    elif inverted(policy):
-        style |= {"linestyle": (0, (4, 1.5))}
-    return style
+        return Line(name, shade, 1.3, (5, 3))
+    if policy == "pyramidkv:1":
+        return Line(name, shade, 2.6, (1, 1.5))  # lies on uniform SnapKV, and shows beside it
+    return Line(name, shade, dashes=(4, 1.5) if inverted(policy) else ())
 
 
-def _mass_by_budget(results: Results) -> Figure:
-    figure, (mass, recall) = new(9.5, 4.4, 1, 2)
-    for axis, field, title in ((mass, "retained_mass", "retained mass"), (recall, "recall", "recall of the top 32")):
-        for policy in results.policies:
-            values = [(r.budget, getattr(r, field)) for r in results.reports if r.policy == policy]
-            style = _style(policy, results.policies)
-            if not find(policy)[0].bounded:
-                axis.axhline(values[0][1], **style)
-            else:
-                x, y = zip(*values, strict=True)
-                axis.plot(x, y, marker="o", markersize=3.5, **style)
-        plain(axis, "positions a layer, on average", title)
-        axis.set_xscale("log")
-        axis.set_xticks(results.budgets, [str(budget) for budget in results.budgets])
-        axis.minorticks_off()
-    legend(figure, mass)
-    return figure
+def _by_budget(results: Results, field: str, title: str) -> Panel:
+    figure, axis = new()
+    lines = _lines(results)
+    for policy in results.policies:
+        values = [(r.budget, getattr(r, field)) for r in results.reports if r.policy == policy]
+        style = lines.style(label(policy))
+        if not find(policy)[0].bounded:
+            axis.axhline(values[0][1], **style)
+        else:
+            x, y = zip(*values, strict=True)
+            axis.plot(x, y, marker="o", markersize=3.5, **style)
+    plain(axis, "positions a layer, on average", title)
+    axis.set_xscale("log")
+    axis.set_xticks(results.budgets, [str(budget) for budget in results.budgets])
+    axis.minorticks_off()
+    return Panel(title, extremes(results, field), figure)
 
 
-def _by_budget(results: Results, draw: Callable[[Axes, int], None], y: str) -> Figure:
-    """Return a figure by layer with one panel a budget."""
-    titles = [f"{budget} positions a layer ({100 * budget / results.length:.0f} %)" for budget in results.budgets]
-    return panels(titles, lambda axis, number: draw(axis, results.budgets[number]), "layer", y)
+def _each_budget(
+    results: Results,
+    draw: Callable[[Axes, list[ReplayReport]], None],
+    y: str,
+    says: Callable[[list[ReplayReport]], str],
+) -> list[Panel]:
+    """Return a panel by layer for each budget. `draw` gets its axis and the reports at that budget."""
+    panels = []
+    for budget in results.budgets:
+        figure, axis = new()
+        draw(axis, results.at(budget))
+        plain(axis, "layer", y)
+        title = f"{budget} positions a layer ({100 * budget / results.length:.0f} %)"
+        panels.append(Panel(title, says(results.at(budget)), figure))
+    return panels
 
 
-def _mass_by_layer(results: Results) -> Figure:
-    def draw(axis: Axes, budget: int) -> None:
-        for report in results.at(budget):
-            axis.plot([layer.retained_mass for layer in report.per_layer], **_style(report.policy, results.policies))
+def _mass_by_layer(results: Results) -> list[Panel]:
+    lines = _lines(results)
+
+    def draw(axis: Axes, reports: list[ReplayReport]) -> None:
+        for report in reports:
+            axis.plot([layer.retained_mass for layer in report.per_layer], **lines.style(label(report.policy)))
         axis.set_ylim(top=1.02)
 
-    return _by_budget(results, draw, "retained mass")
+    return _each_budget(results, draw, "retained mass", lambda reports: by_layer(reports, lines.first))
 
 
-def _gains(results: Results) -> Figure:
+def _gains(results: Results) -> list[Panel]:
     uniform, pyramids = uniform_of(results), pyramids_of(results)
+    assert uniform is not None
+    lines = _lines(results, [uniform, *pyramids])
 
-    def draw(axis: Axes, budget: int) -> None:
-        reports = {report.policy: report for report in results.at(budget)}
-        assert uniform is not None
-        base = np.array([layer.retained_mass for layer in reports[uniform].per_layer])
-        for policy in pyramids:
-            mass = np.array([layer.retained_mass for layer in reports[policy].per_layer])
-            axis.plot(100 * (mass - base), **_style(policy, results.policies))
-        axis.axhline(0, color=colour(uniform, results.policies), linewidth=1.2)
+    def draw(axis: Axes, reports: list[ReplayReport]) -> None:
+        for name, gain in gains(reports, uniform, pyramids).items():
+            axis.plot(100 * gain, **lines.style(name))
+        axis.axhline(0, **lines.style(label(uniform)) | {"linewidth": 1.2})
 
-    return _by_budget(results, draw, "points against uniform")
+    def says(reports: list[ReplayReport]) -> str:
+        return gained(gains(reports, uniform, pyramids))
+
+    return _each_budget(results, draw, "points against uniform", says)
 
 
-def _budgets(results: Results) -> Figure:
-    shown = {"snapkv", "pyramidkv:1", *pyramids_of(results)}
+def _budgets(results: Results) -> list[Panel]:
+    shown = _dividing(results)
+    lines = _lines(results, shown)
 
-    def draw(axis: Axes, budget: int) -> None:
-        for report in results.at(budget):
+    def draw(axis: Axes, reports: list[ReplayReport]) -> None:
+        for report in reports:
             if report.policy in shown:
                 values = [layer.budget or 0 for layer in report.per_layer]
-                style = _style(report.policy, results.policies)
-                axis.stairs(values, np.arange(len(values) + 1) - 0.5, baseline=None, **style)
+                axis.stairs(
+                    values, np.arange(len(values) + 1) - 0.5, baseline=None, **lines.style(label(report.policy))
+                )
         axis.set_ylim(bottom=0)
 
-    return _by_budget(results, draw, "positions kept")
+    return _each_budget(results, draw, "positions kept", lambda reports: divided(reports, shown))
 
 
-def _residency(results: Results) -> Figure:
+def _residency(results: Results) -> list[Panel]:
     from matplotlib.ticker import MaxNLocator
 
-    figure, (whole, end) = new(9.5, 4.4, 1, 2, width_ratios=(2, 1))
+    (figure, whole), (last_figure, end) = new(), new()
     budget = results.budgets[len(results.budgets) // 2]
     steps = np.repeat(np.arange(1, results.length), 2)
     last = 2 * min(8, results.length - 1)
-    uniform, pyramids = uniform_of(results), pyramids_of(results)
+    shown = _over_time(results)
+    lines = _lines(results, shown)
     for report in results.at(budget):
+        if report.policy not in shown:
+            continue
         saw = np.stack([report.resident_before, report.resident_after], axis=1).ravel()
-        if report.budget is None:
-            axes: tuple[Axes, ...] = (whole,)
-        elif report.policy == uniform or report.policy in pyramids:
-            axes = (whole, end)
-        else:
-            continue  # evicts as uniform SnapKV does, in every layer from the same step on
-        for axis in axes:
+        for axis in (whole,) if report.budget is None else (whole, end):
             stretch = slice(-last if axis is end else 0, None)
-            style = _style(report.policy, results.policies) | {"linewidth": 1.2}
+            style = lines.style(label(report.policy)) | {"linewidth": 1.2}
             axis.plot(steps[stretch], saw[stretch], **style)
     total = budget * results.num_layers
     whole.set_ylim(0, 2 * total)
-    end.axhline(total, color="#999999", linewidth=0.8)
-    end.annotate("the total", (1, total), xycoords=("axes fraction", "data"), ha="right", va="top", color="#666666")
+    end.axhline(total, color=QUIET, linewidth=0.8)
+    end.annotate("the total", (1, total), xycoords=("axes fraction", "data"), ha="right", va="top", color=QUIET)
     end.set_ylim(total - 0.5 * results.num_layers, total + 1.5 * results.num_layers)
-    plain(whole, "step", f"positions held, {layers(results)}, {budget} each on average")
-    plain(end, "step", "")
-    end.set_title("the last steps", fontsize=10, loc="left")
+    plain(whole, "step", "positions held")
+    plain(end, "step", "positions held")
     end.yaxis.set_major_locator(MaxNLocator(integer=True))
-    legend(figure, whole)
-    return figure
+    title = f"{layers(results)}, {budget} positions each on average"
+    says = held(results, budget, shown)
+    return [Panel(title, says, figure), Panel("the last steps", says, last_figure)]

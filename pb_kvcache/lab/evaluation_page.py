@@ -25,6 +25,21 @@ _HEAD = (
     ("worse", "prompts whose KL is higher than uniform's"),
     ("N", "prompts"),
 )
+#: Of the tables over all prompts.
+_COSTS = (
+    ("worst prompt", "the prompt with the largest difference to uniform, and that difference"),
+    ("nll", "of the true text, nats a token, and less uniform's"),
+    ("same", "tokens whose likeliest one is the full cache's"),
+    ("rows", "held for each layer and head"),
+    ("bytes", "of K and V, and what merging adds"),
+    ("ms", "a decoded token"),
+)
+#: Of the tables of one task or kind.
+_SCORES = (
+    ("budget", "as it was asked for"),
+    ("score", "mean over prompts, with its interval"),
+    ("score less uniform's", "paired by prompt, with its interval. Positive is better"),
+)
 
 
 def require_matplotlib() -> Any:
@@ -69,17 +84,16 @@ def page(rows: Iterable[Row], summary: Summary, command: str, header: Mapping[st
         f"{summary.seed}. Bold: the lowest KL at this budget. Bytes, rows and milliseconds are medians over prompts. "
         "Milliseconds are of this machine and this run."
     )
+    help_ = _html.columns([*_HEAD, *_COSTS, *_SCORES])
     tables = [_everything(summary, budget) for budget in summary.budgets]
     tables += [_of_part(summary, part, name) for part, name in summary.parts() if part != "all"]
     name = header.get("model", {}).get("name")
     return _html.document(
         f"{name}: what compression costs in answers" if name else "What compression costs in answers",
         _facts(summary, header),
-        [
-            _html.section("Verdict", _html.points(summary.sentences() or ["There is nothing to compare yet."])),
-            *(_html.picture(*plot) for plot in plots(rows, summary)),
-            _html.section("All figures", f'<p class="note">{escape(note)}</p>\n' + "\n".join(tables)),
-        ],
+        [_html.section("Verdict", _html.points(summary.sentences() or ["There is nothing to compare yet."]))],
+        plots(rows, summary),
+        _html.section("All figures", "\n".join([f'<p class="note">{escape(note)}</p>', help_, *tables])),
         _html.made_by(command, header.get("machine") or bench.machine()),
     )
 
@@ -109,20 +123,11 @@ def _shown(value: Any) -> str:
 
 def _everything(summary: Summary, budget: str) -> str:
     """Return one budget's table over all prompts."""
-    head = (
-        ("variant", ""),
-        *_HEAD,
-        ("worst prompt", "the prompt with the largest difference to uniform, and that difference"),
-        ("nll", "of the true text, nats a token, and less uniform's"),
-        ("same", "tokens whose likeliest one is the full cache's"),
-        ("rows", "held for each layer and head"),
-        ("bytes", "of K and V, and what merging adds"),
-        ("ms", "a decoded token"),
-    )
+    head = (("variant", ""), *_HEAD, *_COSTS)
     figures = summary.at(budget)
     rows = []
     for f in figures:
-        worst = "" if f.worst is None else f"{f.worst[1]:+.2f} <small>{escape(f.worst[0])}</small>"
+        worst = "" if f.worst is None else f"{written(f.worst[1], signed=True)} <small>{escape(f.worst[0])}</small>"
         nll = f"{or_dash(f.nll)}{_small(f.nll_difference)}"
         cells = (
             *_divergence(f),
@@ -140,8 +145,8 @@ def _everything(summary: Summary, budget: str) -> str:
 def _of_part(summary: Summary, part: str, name: str) -> str:
     """Return the table of one task or kind, all budgets."""
     scored = any(f.score for f in summary.figures if (f.part, f.name) == (part, name))
-    head = [("variant", ""), *_HEAD, ("budget", "as it was asked for")]
-    head += [("score", "mean, with its interval"), ("less uniform's", "paired by prompt")] if scored else []
+    budget_head, *score_head = _SCORES
+    head = [("variant", ""), *_HEAD, budget_head, *(score_head if scored else [])]
     rows = []
     for budget in summary.budgets:
         figures = summary.at(budget, part, name)

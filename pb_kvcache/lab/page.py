@@ -15,6 +15,20 @@ from .findings import TIMES, findings, layers, size, step_time
 
 __all__ = ["page", "require_matplotlib", "write"]
 
+_HEAD = (
+    ("policy", ""),
+    ("retained mass", "mean over layers and steps"),
+    ("worst layer", "the layer that retains least"),
+    ("recall", "of each step's 32 largest weights, the part kept"),
+    ("peak", "positions held at most, all layers, after an append"),
+    ("mean", "positions held after a step, all layers"),
+    ("K and V saved", "bytes at the peak, against keeping everything"),
+    ("evictions", "all layers"),
+    ("policy memory", "bytes, all layers"),
+    ("time a step", "on_decode_step and evict of all layers, an object for each layer"),
+    ("in a stack", "the same choice through one PyramidStack, where one call serves all layers"),
+)
+
 
 def require_matplotlib() -> Any:
     """Import matplotlib, or say which extra it belongs to."""
@@ -42,11 +56,9 @@ def page(results: Results, command: str) -> str:
     return _html.document(
         f"{results.trace}: what eviction keeps",
         _facts(results),
-        [
-            _html.section("Findings", _html.points(findings(results))),
-            *(_html.picture(*plot) for plot in plots(results)),
-            _html.section("All figures", f'<p class="note">{escape(note)}</p>\n{tables}'),
-        ],
+        [_html.section("Findings", _html.points(findings(results)))],
+        plots(results),
+        _html.section("All figures", f'<p class="note">{escape(note)}</p>\n{_html.columns(_HEAD)}\n{tables}'),
         _html.made_by(command, bench.machine()),
     )
 
@@ -77,19 +89,6 @@ def _facts(results: Results) -> list[tuple[str, str]]:
 
 def _table(results: Results, budget: int) -> str:
     """Return one budget's table."""
-    head = (
-        ("policy", ""),
-        ("retained mass", "mean over layers and steps"),
-        ("worst layer", "the layer that retains least"),
-        ("recall", "of each step's 32 largest weights, the part kept"),
-        ("peak", "positions held at most, all layers, after an append"),
-        ("mean", "positions held after a step, all layers"),
-        ("K and V saved", "bytes at the peak, against keeping everything"),
-        ("evictions", "all layers"),
-        ("policy memory", "bytes, all layers"),
-        ("time a step", "on_decode_step and evict of all layers, an object for each layer"),
-        ("in a stack", "the same choice through one PyramidStack, where one call serves all layers"),
-    )
     reports = results.at(budget)
     rated = [r.retained_mass for r in reports if r.budget is not None]
     rows = []
@@ -111,4 +110,4 @@ def _table(results: Results, budget: int) -> str:
         rows.append(_html.table_row(label(r.policy), colour(r.policy, results.policies), cells, best))
     part = f"{100 * budget / results.length:.0f} %"
     caption = f"{budget} positions a layer on average ({part}), {budget * results.num_layers:,} in all"
-    return _html.table(f"{caption}, recent window {bench.recent_window(budget)}", head, rows)
+    return _html.table(f"{caption}, recent window {bench.recent_window(budget)}", _HEAD, rows)
