@@ -131,3 +131,28 @@ def test_what_cannot_be_calibrated_is_refused_in_one_line(folder, tmp_path, caps
     assert message in err
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_text_is_not_judged_on_its_own_beginning(folder, tmp_path, capsys):
+    whole = (folder / "one.txt").read_text()
+    (tmp_path / "beginning.txt").write_text(whole[:1500])
+    judge = {"text": [folder / "one.txt"], "judge": [tmp_path / "beginning.txt"], "prompts": 15, "judge_prompts": 4}
+    assert cli.main(arguments(folder, tmp_path, **judge)) == 2
+    err = capsys.readouterr().err
+    assert "beginning.txt: was measured on" in err
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["beginning.txt"]
+
+
+def test_evaluate_refuses_a_plan_on_the_text_that_it_was_measured_on(folder, tmp_path, capsys):
+    changes = {"budget": [40], "no_outcome": True, "force": True}
+    assert cli.main(arguments(folder, tmp_path, **changes)) == 0
+    capsys.readouterr()
+    common = ["evaluate", "--model", str(folder / "model"), "--prompts", "2", "--length", "120", "--budget", "40"]
+    for plan in ("plan.json", "curves.npz"):
+        own = ["--text", str(folder / "one.txt"), str(folder / "two.txt"), "--plan", str(tmp_path / plan)]
+        assert cli.main([*common, *own, "-o", str(tmp_path / "out")]) == 2
+        assert f"{plan}: was measured on 100 % of the text of text-0 (one)" in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+    other = ["--text", str(folder / "other.txt"), "--plan", str(tmp_path / "plan.json"), "--select", "mixed"]
+    assert cli.main([*common, *other, "-o", str(tmp_path / "out")]) == 0

@@ -11,7 +11,7 @@ from .. import CurveSet
 from .._files import replacing
 from .._selection import Selection
 from .._text import write_json
-from ..lab import calibrate, evaluate, tasks
+from ..lab import _own_text, calibrate, evaluate, tasks
 from ..lab.tasks import Item
 from ..lab.verdict import table
 from ._options import Count, add_budget, add_model
@@ -118,6 +118,8 @@ def _items(args: argparse.Namespace, tokenizer: Any) -> tuple[list[Item], list[I
     judged = tasks.make(
         "text", tokenizer, count=args.judge_prompts, length=args.length, seed=args.seed, texts=args.judge
     )
+    known = _own_text.marks(item.context for item in items)
+    _own_text.refuse(f"judge = {', '.join(map(str, args.judge))}", known, judged)
     return items, judged
 
 

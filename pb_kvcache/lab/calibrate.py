@@ -29,6 +29,7 @@ import numpy.typing as npt
 from .. import CurveSet
 from .._curves import RULE_PREFIX
 from .._selection import Selection
+from . import _own_text
 from ._extra import extra, versions
 from .verdict import Summary, summarise
 
@@ -128,6 +129,7 @@ def calibrate(
         "judged_tokens": JUDGED,
         "own_answers": sum(not following for _, following in prompts),
         "head_dim": head_dim,
+        _own_text.FIELD: _own_text.marks(context for context, _ in prompts),
         **{f"version.{name}": version for name, version in versions().items()},
     }
     return CurveSet(grid, losses, {**how, **(measured or {})})
@@ -224,6 +226,11 @@ def judge(
         As for :func:`pb_kvcache.lab.evaluate.evaluate`.
     selection
         The name of the rule that the curves are of.
+
+    Raises
+    ------
+    ValueError
+        A prompt whose text was measured, or one of :func:`pb_kvcache.lab.evaluate.evaluate`'s.
     """
     from .evaluate import evaluate, make_variants
 

@@ -33,6 +33,7 @@ from ._extra import extra, versions
 from ._figures import UNIFORM
 from ._jobs import in_order
 from ._kvpress import PressedCache, make_press, pressed
+from ._own_text import measured_marks, refuse
 from ._progress_file import ProgressFile, append
 from ._variants import Variant, make_variants
 from .tasks import Item, score
@@ -189,7 +190,8 @@ def evaluate(
     Raises
     ------
     TypeError, ValueError, OSError
-        A bad argument, a budget that a prompt or a plan does not have, a prompt beyond the model's positions, or a
+        A bad argument, a budget that a prompt or a plan does not have, a plan that was measured on a prompt's text, a
+        prompt beyond the model's positions, or a
         file of another model, other settings or other prompts. Before anything is run, and nothing is overwritten.
     """
     items = list(items)
@@ -207,6 +209,9 @@ def evaluate(
     source: Any = loaded if isinstance(model, tuple) or jobs == 1 else (_absolute(model), dtype, device)
     protocol = _Protocol(question, answer)
     chosen = list(dict.fromkeys([Variant(), *variants]))
+    for variant in chosen:
+        if variant.is_file:
+            refuse(f"plan = {variant.plan}", measured_marks(variant.plan), items)
     cells = _checked_cells(loaded[0], items, chosen, [str(budget).strip() for budget in budgets], protocol)
     file = ProgressFile.open(
         Path(directory) / FILE, _header(loaded[0], protocol), ("version", "model", "settings", "versions")
