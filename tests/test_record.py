@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import pb_kvcache
 from pb_kvcache import cli
 from pb_kvcache.lab import record, traces
+from pb_kvcache.lab._bars import quiet_bars
 
 DATA = Path(pb_kvcache.__file__).parent / "data"
 
@@ -71,7 +74,13 @@ def test_a_missing_extra_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
         ({"-o": "trace.txt"}, "output = trace.txt: must end in .npz"),
         ({"-o": "nowhere/trace.npz"}, "output: there is no folder"),
         ({"--tokens": "1"}, "tokens = 1: must be at least 2"),
-        ({"--text": "latin1.txt"}, "latin1.txt is not UTF-8"),
+        ({"--text": "latin1.txt"}, "latin1.txt: byte 3 is not UTF-8"),
+        ({"--text": "empty.jsonl"}, "empty.jsonl: is empty"),
+        ({"--text": "bad.jsonl"}, 'text = bad.jsonl: line 2: must be a JSON object whose "text" is a text'),
+        ({"--text": "two.jsonl"}, "output = trace.npz: must be a folder, since 2 texts make a file each"),
+        ({"--text": "two.jsonl", "-o": "text.txt"}, "output = text.txt: must be a folder"),
+        ({"--text": "twice.jsonl"}, "text = twice.jsonl: a second text is called a"),
+        ({"--text": "near.jsonl", "-o": "out"}, "text: a/b and A:b would be one file, A-b.npz"),
     ],
 )
 def test_record_refuses_in_one_line(
@@ -104,6 +113,14 @@ def refuses_in_one_line(
     monkeypatch.chdir(folder)
     Path("text.txt").write_text("hello", encoding="utf-8")
     Path("latin1.txt").write_bytes(b"caf\xe9")
+    for name, lines in {
+        "empty": "",
+        "bad": '{"text": "a"}\n["b"]\n',
+        "two": '{"text": "a"}\n\n{"text": "b"}\n',
+        "twice": '{"name": "a", "text": "a"}\n{"name": "a", "text": "b"}\n',
+        "near": '{"name": "a/b", "text": "a"}\n{"name": "A:b", "text": "b"}\n',
+    }.items():
+        Path(f"{name}.jsonl").write_text(lines, encoding="utf-8")
     options = {"--model": "nowhere", "--text": "text.txt", "-o": "trace.npz", **changes}
     assert cli.main(["record", *(word for option in options.items() for word in option)]) == 2
     error = capsys.readouterr().err
@@ -190,7 +207,8 @@ def save_tiny(model: Any, folder: Path) -> list[str]:
     plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(dict(zip(words, range(60), strict=True)), unk_token="w0"))
     plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=plain).save_pretrained(folder)
-    model.save_pretrained(folder)
+    with quiet_bars():
+        model.save_pretrained(folder)
     return words
 
 
@@ -202,13 +220,13 @@ def test_a_folder_is_recorded_through_the_command(tmp_path: Path, capsys: pytest
     sources = ["--text-licence", "none", "--model-licence", "MIT", "--kv-dtype", "bfloat16", "--name", "mine"]
     arguments = ["record", "--model", str(tmp_path / "tiny"), "--text", str(text), "-o", str(output), *sources]
     assert cli.main([*arguments, "--tokens", "41"]) == 2
-    assert "tokens = 41: the text has only 40" in capsys.readouterr().err
+    assert "tokens = 41: the text text has only 40" in capsys.readouterr().err
     assert not output.exists()
     assert cli.main([*arguments, "--tokens", "30"]) == 0
     trace, wanted = traces.load(output), record.record_ids(model, IDS[:30])
-    assert (trace.name, trace.metadata["token_ids"]) == ("mine", IDS[:30])
+    assert (trace.name, trace.metadata["token_ids"]) == ("mine on text", IDS[:30])
     assert trace.metadata["model"] == {"name": "tiny", "type": "llama", "licence": "MIT"}
-    assert trace.metadata["text"].items() >= {"source": "text.txt", "licence": "none"}.items()
+    assert trace.metadata["text"].items() >= {"name": "text", "source": "text.txt", "licence": "none"}.items()
     assert (trace.metadata["kv_dtype"], trace.bytes_per_position) == ("bfloat16", 2 * 2 * 8 * 2)
     for step in range(1, 30):
         np.testing.assert_allclose(trace.rows(step), wanted.rows(step), atol=1e-3)
@@ -232,7 +250,65 @@ def test_two_texts_and_a_dtype_through_the_command(tmp_path: Path, capsys: pytes
         for step in range(1, 30):
             np.testing.assert_allclose(trace.rows(step), wanted.rows(step), atol=1e-3 if dtype == "float32" else 2e-2)
     assert names == ["tiny on news", "tiny on code"]
-    assert "3 layers, 30 tokens" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "news.npz: tiny on news, 3 layers, 30 tokens" in out
+    size = "recording 30 tokens in 3 layers: a file of up to 2.61 kB; twice the tokens take four times that"
+    assert err.splitlines() == [size, size]  # nothing of transformers' bars
+
+
+def test_several_texts_of_several_files_make_a_trace_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers", reason="needs the transformers extra")
+    model = small_model("llama")
+    words = save_tiny(model, tmp_path / "tiny")
+    texts = {"plain": IDS, "first": IDS[5:], "lines-2": IDS[9:]}
+    written = {name: " ".join(words[i] for i in ids) for name, ids in texts.items()}
+    (tmp_path / "plain.txt").write_text(written["plain"], encoding="utf-8")
+    lines = [{"name": "first", "text": written["first"]}, {"text": written["lines-2"]}]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    files = [str(tmp_path / name) for name in ("plain.txt", "lines.jsonl")]
+    arguments = ["record", "--model", str(tmp_path / "tiny"), "--text", *files, "-o", str(tmp_path / "out")]
+    assert cli.main([*arguments, "--tokens", "36"]) == 2
+    assert "tokens = 36: the text first has only 35" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert cli.main([*arguments, "--tokens", "20"]) == 0
+    assert "up to 1.14 kB a text, 3.42 kB in all" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["first.npz", "lines-2.npz", "plain.npz"]
+    for name, ids in texts.items():
+        trace = traces.load(tmp_path / "out" / f"{name}.npz")
+        assert (trace.name, trace.metadata["token_ids"]) == (f"tiny on {name}", ids[:20])
+        assert trace.weights.nbytes == record.trace_bytes(3, 20)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), _Terminal(), None], ids=["file", "terminal", "none"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_bars_are_off_where_no_terminal_shows_them_and_then_as_before(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None, enabled: bool
+) -> None:
+    pytest.importorskip("transformers", reason="needs the transformers extra")
+    from transformers import modeling_gguf_pytorch_utils as gguf
+    from transformers.utils import logging
+
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(logging, "_tqdm_active", enabled)
+    bar = gguf.tqdm
+    shown = enabled and isinstance(stream, _Terminal)
+
+    def fail() -> None:
+        with quiet_bars():
+            assert logging.is_progress_bar_enabled() == shown
+            if not isinstance(stream, _Terminal):
+                assert gguf.tqdm([1]).disable
+            raise KeyError("as a failure to load would")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert logging.is_progress_bar_enabled() == enabled
+    assert gguf.tqdm is bar
 
 
 def test_a_model_without_attention_is_refused() -> None:

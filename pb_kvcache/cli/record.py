@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from .._dtypes import DTYPE_BITS
 from ..lab import record, traces
+from ..lab._texts import file_names, read_texts
+from ..lab.findings import size
 from ._options import Count, add_model
 from ._output import progress, say
 
@@ -25,10 +28,23 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         examples=("pb-kvcache record --model path/to/model --text text.txt --tokens 2048 -o mine.npz",),
     )
     add_model(parser, packaged=False, type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="the text, UTF-8")
+    parser.add_argument(
+        "--text",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help='a text each, UTF-8, or a .jsonl file with a text a line: {"name": ..., "text": ...}',
+    )
     parser.add_argument("--tokens", action=Count, metavar="N", default=512, help="tokens to record (default 512)")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="the trace file, .npz")
-    parser.add_argument("--name", help="what reports call it (default: the model's name and the text's)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        help="the trace file, .npz, or a folder where there are several texts",
+    )
+    parser.add_argument("--name", help="what reports call the model (default: its file's name), before the text's name")
     parser.add_argument(
         "--kv-dtype",
         choices=list(DTYPE_BITS),
@@ -43,39 +59,73 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Record, save, and say what was saved."""
-    if args.output.suffix != ".npz":
-        raise ValueError(f"output = {args.output}: must end in .npz")
-    if not args.output.resolve().parent.is_dir():
-        raise FileNotFoundError(f"output: there is no folder {args.output.resolve().parent}")
-    try:
-        text = args.text.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"text: {args.text} is not UTF-8: {error}") from None
+    texts = read_texts(args.text)
+    files = _files(args.output, list(texts))
+    only = args.text[0].name if len(args.text) == 1 else None  # of several, each text's name says which it is
     sources: dict[str, dict[str, Any]] = {
         "model": {"source": args.model_source, "licence": args.model_licence},
-        "text": {"source": args.text_source or args.text.name, "licence": args.text_licence},
+        "text": {
+            "source": args.text_source or only,
+            "licence": args.text_licence,
+        },
     }
     metadata: dict[str, Any] = {
         part: {key: value for key, value in fields.items() if value is not None} for part, fields in sources.items()
     }
     if args.kv_dtype is not None:
         metadata["kv_dtype"] = args.kv_dtype
-    with progress("recording", args.tokens) as show_progress:
-        trace = record.record(
+
+    def started(layers: int) -> None:
+        say(_growth(layers, args.tokens, len(files)), sys.stderr)
+
+    with progress("recording", args.tokens * len(files)) as show_progress:
+        recorded = record.record_texts(
             args.model,
-            text,
+            texts,
             args.tokens,
-            name=args.name,
-            text_name=args.text.stem,
+            model_name=args.name,
             metadata=metadata,
+            started=started,
             dtype=args.dtype,
             device=args.device,
-            progress=lambda done: show_progress(done, args.tokens),
+            progress=show_progress,
         )
-    traces.save(args.output, trace)
-    size = args.output.stat().st_size
+        done = []
+        for file, trace in zip(files, recorded, strict=True):
+            file.parent.mkdir(exist_ok=True)
+            traces.save(file, trace)
+            done.append(_line(file, trace))
+    for line in done:
+        say(line)
+    return 0
+
+
+def _files(output: Path, names: list[str]) -> list[Path]:
+    """Return the trace file of each text: the output itself where there is one, files in it where there are several."""
+    if not output.resolve().parent.is_dir():
+        raise FileNotFoundError(f"output: there is no folder {output.resolve().parent}")
+    if len(names) > 1:
+        if output.suffix == ".npz" or (output.exists() and not output.is_dir()):
+            raise ValueError(f"output = {output}: must be a folder, since {len(names)} texts make a file each")
+        return [output / name for name in file_names(names)]
+    if output.suffix != ".npz":
+        raise ValueError(f"output = {output}: must end in .npz")
+    return [output]
+
+
+def _growth(layers: int, tokens: int, count: int) -> str:
+    """Say how large the files will be at most."""
+    one = record.trace_bytes(layers, tokens)
+    several = f" a text, {size(one * count)} in all" if count > 1 else ""
+    return (
+        f"recording {tokens} tokens in {layers} layers: a file of up to {size(one)}{several}; twice the tokens take "
+        "four times that"
+    )
+
+
+def _line(file: Path, trace: traces.Trace) -> str:
+    """Say what was saved."""
     layers = f"{trace.num_layers} layers"
     if trace.num_layers != trace.metadata["model_layers"]:
         layers += f" with attention of {trace.metadata['model_layers']}"
-    say(f"{args.output}: {layers}, {trace.length} tokens, {size:,} bytes")
-    return 0
+    return f"{file}: {trace.name}, {layers}, {trace.length} tokens, {file.stat().st_size:,} bytes"

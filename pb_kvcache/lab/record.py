@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ import numpy.typing as npt
 
 from .._checks import integer
 from .._filled_cache import cache_argument, common, filled_layers
+from .._text import printable
+from ._bars import quiet_bars
 from ._extra import extra, versions
 from .traces import PackedTrace
 
-__all__ = ["DTYPES", "load_model", "record", "record_ids"]
+__all__ = ["DTYPES", "load_model", "record", "record_ids", "record_texts", "trace_bytes"]
 
 #: Bytes of float32 attention, all layers and heads, that one piece of the text may take.
 _PIECE_BYTES = 256 << 20
@@ -37,6 +39,8 @@ _NO_WINDOW = 1 << 30
 
 def load_model(path: str | os.PathLike[str], *, dtype: str = "float32", device: str = "cpu") -> tuple[Any, Any]:
     """Load a decoder and its tokenizer from this machine, for recording: eager attention, evaluation mode.
+
+    Where standard error is no terminal, transformers' progress bars are off meanwhile.
 
     Parameters
     ----------
@@ -81,10 +85,11 @@ def load_model(path: str | os.PathLike[str], *, dtype: str = "float32", device: 
             extra(module)
         folder, options["gguf_file"] = path.parent, path.name
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation="eager", dtype=getattr(torch, dtype), **options
-        )
+        with quiet_bars():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, attn_implementation="eager", dtype=getattr(torch, dtype), **options
+            )
     except Exception as error:  # transformers raises a great many kinds, KeyError and struct.error among them
         raise ValueError(f"model: transformers cannot load {path}: {type(error).__name__}: {error}") from error
     return model.eval().to(device), tokenizer
@@ -130,11 +135,92 @@ def record(
     ImportError, OSError, TypeError, ValueError
         As :func:`load_model` and :func:`record_ids`. Also for a text with too few tokens.
     """
+    (trace,) = record_texts(
+        path,
+        {text_name or "": text},
+        tokens,
+        metadata=metadata,
+        progress=None if progress is None else lambda done, total: progress(done),
+        dtype=dtype,
+        device=device,
+    )
+    if name:
+        trace.name = name
+    return trace
+
+
+def record_texts(
+    path: str | os.PathLike[str],
+    texts: Mapping[str, str],
+    tokens: int,
+    *,
+    model_name: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    started: Callable[[int], object] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+) -> Iterator[PackedTrace]:
+    """Load a decoder once and yield the attention over each of several texts, each a trace of its own.
+
+    Parameters
+    ----------
+    path, tokens, metadata, dtype, device
+        As for :func:`record`.
+    texts
+        By name. A trace is called after the model and the text: ``model on text``.
+    model_name
+        What the traces' names call the model. None: by its file or folder.
+    started
+        Called with the number of the model's layers before anything is recorded, when all texts were found to be long
+        enough. :func:`trace_bytes` says what a trace of them takes.
+    progress
+        Called with the number of tokens recorded so far, and of all texts' together.
+
+    Raises
+    ------
+    ImportError, OSError, TypeError, ValueError
+        As for :func:`record`, before the first text is recorded. Also where there is no text.
+    """
     if integer("tokens", tokens) < 2:
         raise ValueError(f"tokens = {tokens}: must be at least 2")
+    if not texts:
+        raise ValueError("texts: none given")
     model, tokenizer = load_model(path, dtype=dtype, device=device)
     path = Path(path)
     fields = _gguf_fields(path) if path.is_file() else {}
+    ids_of = {name: _token_ids(tokenizer, name, text, tokens, fields) for name, text in texts.items()}
+    about: dict[str, Any] = {"name": path.stem if path.is_file() else path.name, "type": model.config.model_type}
+    if path.is_file():
+        about |= {"file": path.name, "sha256": _sha256(path)}
+        about |= {key: fields[key] for key in ("name_in_file", "licence", "architecture") if key in fields}
+    if started is not None:
+        started(int(model.config.get_text_config(decoder=True).num_hidden_layers))
+    for number, (name, ids) in enumerate(ids_of.items()):
+        read = tokenizer.decode(ids)
+        found: dict[str, Any] = {
+            "model": dict(about),
+            "text": {"sha256_of_recorded_part": hashlib.sha256(read.encode("utf-8")).hexdigest()},
+            "token_ids": ids,
+        }
+        if name:
+            found["text"]["name"] = name
+        for key, value in (metadata or {}).items():
+            if isinstance(found.get(key), dict) and isinstance(value, Mapping):
+                found[key] |= value
+            else:
+                found[key] = value
+        called = " on ".join(part for part in (model_name or found["model"]["name"], name) if part)
+
+        def show(done: int, before: int = number * tokens) -> None:
+            if progress is not None:
+                progress(before + done, tokens * len(ids_of))
+
+        yield record_ids(model, ids, name=called, metadata=found, progress=show)
+
+
+def _token_ids(tokenizer: Any, name: str, text: str, tokens: int, fields: Mapping[str, Any]) -> list[int]:
+    """Return a text's first tokens, with the first one that its model puts before a text."""
     # The start of the text is enough. A tokenizer warns of a text that is longer than its model can read.
     start = text[: 64 * tokens]
     if "add_bos_token" in fields:  # releases of transformers differ in whether they heed it
@@ -144,24 +230,17 @@ def record(
     else:
         ids = tokenizer(start)["input_ids"]
     if len(ids) < tokens:
-        raise ValueError(f"tokens = {tokens}: the text has only {len(ids)}; record fewer, or a longer text")
-    ids = [int(i) for i in ids[:tokens]]
-    read = tokenizer.decode(ids)
-    found: dict[str, Any] = {
-        "model": {"name": path.stem if path.is_file() else path.name, "type": model.config.model_type},
-        "text": {"sha256_of_recorded_part": hashlib.sha256(read.encode("utf-8")).hexdigest()},
-        "token_ids": ids,
-    }
-    if path.is_file():
-        found["model"] |= {"file": path.name, "sha256": _sha256(path)}
-        found["model"] |= {key: fields[key] for key in ("name_in_file", "licence", "architecture") if key in fields}
-    for key, value in (metadata or {}).items():
-        if isinstance(found.get(key), dict) and isinstance(value, Mapping):
-            found[key] |= value
-        else:
-            found[key] = value
-    name = name or " on ".join(part for part in (found["model"]["name"], text_name) if part)
-    return record_ids(model, ids, name=name, metadata=found, progress=progress)
+        called = f"the text {printable(name)}" if name else "the text"
+        raise ValueError(f"tokens = {tokens}: {called} has only {len(ids)}; record fewer, or a longer text")
+    return [int(i) for i in ids[:tokens]]
+
+
+def trace_bytes(num_layers: int, tokens: int) -> int:
+    """Return how many bytes the weights of a trace take before compression: two each.
+
+    The file of the shipped recording is 80 % of it.
+    """
+    return num_layers * tokens * (tokens - 1)
 
 
 def record_ids(
