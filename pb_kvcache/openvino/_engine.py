@@ -76,8 +76,7 @@ class Engine:
         try:
             self._make_room(sequences, counts)
             self._set_inputs(sequences, tokens, counts, window)
-            self._request.start_async()
-            self._request.wait()
+            self._request.infer(share_outputs=True)  # not a copy of every layer's scores
         except BaseException:
             for sequence, blocks in zip(sequences, before, strict=True):
                 self._return_blocks(sequence, blocks)
