@@ -63,4 +63,4 @@ def test_a_quarter_of_the_cache_still_knows_the_code(whole, quarter):
 def test_bytes_are_those_of_the_plan(quarter):
     quarter.add([5] * 500)
     quarter.trim()
-    assert quarter.nbytes == 30 * (128 + 32) * 1536  # one free block a layer, 3 heads of 64 in float32
+    assert quarter.nbytes == 30 * 128 * 1536  # 3 heads of 64 in float32

@@ -12,8 +12,9 @@ import openvino as ov
 from .._checks import shown
 from .._options import choice
 from ._blocks import LayerBlocks
+from ._inputs import Inputs
 from ._sequence import Sequence as Held
-from ._transform import ASKED, to_paged
+from ._transform import to_paged
 
 #: Elements of the cache as OpenVINO calls them, and of the arithmetic that the CPU plugin has for such a cache. Its
 #: 8-bit caches put scales beside the rows, which cannot move then.
@@ -50,6 +51,7 @@ class Engine:
         self.vocab = int(compiled.output("logits").get_partial_shape()[2].get_length())
         self._compiled = compiled  # a request does not keep its model
         self._request = compiled.create_infer_request()
+        self._inputs = Inputs(self._request, compiled)
 
     @property
     def nbytes(self) -> int:
@@ -75,7 +77,7 @@ class Engine:
         before = [[len(table) for table in sequence.tables] for sequence in sequences]
         try:
             self._make_room(sequences, counts)
-            self._set_inputs(sequences, tokens, counts, window)
+            self._inputs.set_step(sequences, tokens, window)
             self._request.infer(share_outputs=True)  # not a copy of every layer's scores
         except BaseException:
             for sequence, blocks in zip(sequences, before, strict=True):
@@ -103,7 +105,7 @@ class Engine:
                 continue
             for sequence in sequences:
                 sequence.tables[index] = number[sequence.tables[index]]
-            self._set_cache(index)
+            self._inputs.set_cache(index, layer.tensors)
 
     def _make_room(self, sequences: Sequence[Held], counts: npt.NDArray[np.int64]) -> None:
         for index, layer in enumerate(self.layers):
@@ -117,43 +119,13 @@ class Engine:
             for sequence, own in zip(sequences, np.split(blocks, np.cumsum(missing)[:-1]), strict=True):
                 sequence.tables[index] = np.concatenate([sequence.tables[index], own])
             if replaced:
-                self._set_cache(index)
+                self._inputs.set_cache(index, layer.tensors)
 
     def _return_blocks(self, sequence: Held, keep: list[int]) -> None:
         for index, layer in enumerate(self.layers):
             table = sequence.tables[index]
             layer.pool.give(table[keep[index] :])
             sequence.tables[index] = table[: keep[index]]
-
-    def _set_cache(self, layer: int) -> None:
-        keys, values = self.layers[layer].tensors
-        self._request.set_tensor(f"key_cache.{layer}", keys)
-        self._request.set_tensor(f"value_cache.{layer}", values)
-
-    def _set_inputs(
-        self,
-        sequences: Sequence[Held],
-        tokens: Sequence[npt.NDArray[np.int64]],
-        counts: npt.NDArray[np.int64],
-        window: int,
-    ) -> None:
-        ends = np.cumsum(counts)
-        positions = [np.arange(s.position, s.position + count) for s, count in zip(sequences, counts, strict=True)]
-        self._set("input_ids", np.concatenate(tokens), np.int64)
-        self._set("position_ids", np.concatenate(positions), np.int64)
-        self._set("subsequence_begins", [0, *ends], np.int32)
-        self._set("score_aggregation_window", np.minimum(counts, window), np.int32)
-        self._set(ASKED, ends - 1, np.int64)
-        past = np.array([sequence.lengths for sequence in sequences])
-        for index in range(self.num_layers):
-            tables = [sequence.tables[index] for sequence in sequences]
-            self._set(f"past_lens.{index}", past[:, index], np.int32)
-            self._set(f"max_context_len.{index}", (past[:, index] + counts).max(), np.int32)
-            self._set(f"block_indices.{index}", np.concatenate(tables), np.int32)
-            self._set(f"block_indices_begins.{index}", np.cumsum([0, *map(len, tables)]), np.int32)
-
-    def _set(self, name: str, values: Any, kind: Any) -> None:
-        self._request.set_tensor(name, ov.Tensor(np.array(values, kind)))
 
 
 def _maker(compiled: Any, layer: int, block: int, dtype: str) -> Any:

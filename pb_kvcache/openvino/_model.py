@@ -198,8 +198,11 @@ class PagedModel:
         self._alone(self._remove, sequence)
 
     def trim(self) -> None:
-        """Give the memory of free blocks back to the system, but for one a sequence and layer. A step does the same."""
-        self._alone(self._trim)
+        """Give the memory of free blocks back to the system.
+
+        A step does so by itself, but for one block a sequence and layer, into which it may write.
+        """
+        self._alone(self._trim, 0)
 
     def generate(
         self,
@@ -333,7 +336,7 @@ class PagedModel:
         if not tokens:
             return {}
         if any(layer.pool.free > len(self._sequences) for layer in self._engine.layers):
-            self._trim()
+            self._trim(len(self._sequences))
         held = [self._sequences[number] for number in tokens]
         self._engine.run(held, list(tokens.values()))
         return {number: sequence.logits.copy() for number, sequence in zip(tokens, held, strict=True)}
@@ -341,5 +344,5 @@ class PagedModel:
     def _remove(self, sequence: int) -> None:
         self._engine.release(self._sequences.pop(sequence))
 
-    def _trim(self) -> None:
-        self._engine.trim(list(self._sequences.values()), len(self._sequences))
+    def _trim(self, spare: int) -> None:
+        self._engine.trim(list(self._sequences.values()), spare)
