@@ -23,7 +23,14 @@ _OPERATION = "PagedAttentionExtension"
 _OWN_INPUTS = {5: "past_lens", 8: "block_indices_begins", 12: "max_context_len"}
 
 #: What the transformation must have put there.
-_EXPECTED = {**_OWN_INPUTS, 3: "key_cache", 4: "value_cache", 6: "subsequence_begins", 7: "block_indices"}
+_EXPECTED = {
+    **_OWN_INPUTS,
+    3: "key_cache",
+    4: "value_cache",
+    6: "subsequence_begins",
+    7: "block_indices",
+    13: "score_aggregation_window",
+}
 
 #: The operation's inputs that must be empty or 0, by place.
 _BY_DISTANCE = {10: "a sliding window", 11: "a bias by distance (ALiBi)"}
@@ -67,13 +74,14 @@ def to_paged(model: Any) -> int:
     ValueError
         The model has no attention that the transformation knows.
     """
-    _transformation()(model, use_block_indices_inputs=True, use_score_outputs=True, allow_score_aggregation=True)
+    transformation = _transformation()
+    try:
+        transformation(model, use_block_indices_inputs=True, use_score_outputs=True, allow_score_aggregation=True)
+    except RuntimeError as error:  # OpenVINO's
+        raise ValueError(f"path: openvino cannot give the model a paged cache: {error}") from None
     operations = [node for node in model.get_ordered_ops() if node.get_type_name() == _OPERATION]
     if not operations:
-        raise ValueError(
-            "path: the model has no attention that openvino's paged_attention_transformation knows; it must be a "
-            "stateful decoder, as optimum-intel and openvino-genai write them"
-        )
+        raise ValueError("path: the model has no attention that openvino's paged_attention_transformation knows")
     layers = [_layer_of(operation) for operation in operations]
     for layer, operation in zip(layers, operations, strict=True):
         _check_rows_are_alike(layer, operation)
@@ -82,8 +90,7 @@ def to_paged(model: Any) -> int:
     _give_own_inputs(model, dict(zip(layers, operations, strict=True)))
     _read_asked_tokens_alone(model)
     model.validate_nodes_and_infer_types()
-    for parameter in model.get_parameters():
-        _check_input(parameter)
+    _check_inputs(model.get_parameters())
     return len(operations)
 
 
@@ -136,13 +143,17 @@ def _check_rows_are_alike(layer: int, operation: Any) -> None:
             )
 
 
-def _check_input(parameter: Any) -> None:
-    """Refuse a model that reads something that is not given here."""
-    name = parameter.get_friendly_name()
-    if name.partition(".")[0] not in _INPUTS:
-        raise ValueError(f"path: the model has an input {name}, which nothing is known of; it must read text alone")
-    if name == "position_ids" and parameter.get_partial_shape().rank.get_length() != 1:
-        raise ValueError("path: a position of the model has several parts, it must be one number")
+def _check_inputs(parameters: list[Any]) -> None:
+    """Refuse a model that reads something that is not given here, or does not read positions."""
+    for parameter in parameters:
+        name = parameter.get_friendly_name()
+        if name.partition(".")[0] not in _INPUTS:
+            raise ValueError(f"path: the model has an input {name}, which nothing is known of; it must read text alone")
+        if name == "position_ids" and parameter.get_partial_shape().rank.get_length() != 1:
+            raise ValueError("path: a position of the model has several parts, it must be one number")
+    for name in ("input_ids", "position_ids"):
+        if all(parameter.get_friendly_name() != name for parameter in parameters):
+            raise ValueError(f"path: the model has no input {name}")
 
 
 def _parameter(name: str, shape: list[int], kind: Any) -> Any:
