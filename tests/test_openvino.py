@@ -14,7 +14,7 @@ from .openvino_model import SmallLlama  # noqa: E402
 from .reference_select import pool, top  # noqa: E402
 
 RULE = Selection(window=8, kernel=5)
-UNEQUAL = plan(3, total=150, weights=[70, 45, 35])
+UNEQUAL = plan(3, total=150, weights=[45, 70, 35])
 LLAMA = SmallLlama()
 
 
@@ -139,11 +139,11 @@ def test_a_prompt_that_fits_is_answered_as_by_the_full_cache(paged):
 
 
 def test_what_a_layer_cannot_use_goes_to_the_others(unequal):
-    assert unequal.budgets(60).tolist() == [60, 51, 39]
+    assert unequal.budgets(60).tolist() == [51, 60, 39]
     assert unequal.budgets(50).tolist() == [50] * 3
     sequence = unequal.add(tokens_of(0, 60))
-    assert unequal.lengths(sequence).tolist() == [60, 51, 39]
-    assert unequal.positions(sequence, 0).tolist() == list(range(60))
+    assert unequal.lengths(sequence).tolist() == [51, 60, 39]
+    assert unequal.positions(sequence, 1).tolist() == list(range(60))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -208,7 +208,7 @@ def test_memory_beyond_the_plan_goes_back_before_the_first_step(unequal):
     block = 2 * 32 * LLAMA.kv_heads * LLAMA.head_dim * 4
     assert unequal.nbytes == 3 * 5 * block  # of the whole prompt
     unequal.step({sequence: 1})
-    assert unequal.nbytes == sum(-(-rows // 32) + 1 for rows in (70, 45, 35)) * block
+    assert unequal.nbytes == sum(-(-rows // 32) + 1 for rows in UNEQUAL.budgets.tolist()) * block
 
 
 def test_a_sequence_does_not_notice_that_others_come_and_go(unequal):
@@ -241,10 +241,11 @@ class Failing:
 
 
 def test_a_step_that_fails_leaves_everything_as_it_was(unequal, monkeypatch):
-    text = tokens_of(0, 153)
+    text = tokens_of(0, 170)
     sequence = unequal.add(text[:150])
-    unequal.step({sequence: int(text[150])})
-    wanted = unequal.step({sequence: int(text[151])})[sequence]
+    for token in text[150:169]:
+        wanted = unequal.step({sequence: int(token)})[sequence]
+    assert unequal.lengths(sequence)[0] == 64  # the next row needs a block
     blocks = owned(unequal)
     with monkeypatch.context() as patch:
         patch.setattr(unequal._engine, "_request", Failing(unequal._engine._request))
@@ -255,7 +256,7 @@ def test_a_step_that_fails_leaves_everything_as_it_was(unequal, monkeypatch):
     assert unequal.sequences == (sequence,)
     assert owned(unequal) == blocks
     np.testing.assert_array_equal(unequal.logits(sequence), wanted)
-    logits = unequal.step({sequence: int(text[152])})[sequence]
+    logits = unequal.step({sequence: int(text[169])})[sequence]
     np.testing.assert_allclose(logits, masked(unequal, sequence, 150, text), atol=1e-4)
 
 
@@ -265,8 +266,8 @@ def test_a_plan_may_be_a_file(paged, folder, unequal):
 
 
 def test_a_head_plan_is_taken_by_its_layers(paged):
-    heads = HeadPlan([[80, 60], [40, 50], [30, 40]])
-    assert paged(heads.layer_plan()).budgets(150).tolist() == [70, 45, 35]
+    heads = HeadPlan([[40, 50], [80, 60], [30, 40]])
+    assert paged(heads.layer_plan()).budgets(150).tolist() == [45, 70, 35]
     with pytest.raises(TypeError, match=r"all KV heads of a layer; give its layer_plan\(\)"):
         paged(heads)
 
@@ -418,6 +419,8 @@ def test_draws_are_those_of_transformers_processors_and_of_the_prompt_alone(uneq
     assert unequal.generate(PROMPTS, 12, parallel=2, **options) == drawn
     assert unequal.generate(PROMPTS[0], 12, **options) == drawn[0]
     assert unequal.generate(PROMPTS, 12, **{**options, "seed": 6}) != drawn
+    twice = unequal.generate([PROMPTS[0]] * 2, 12, **options)
+    assert twice[0] == drawn[0] != twice[1]
     likeliest = unequal.generate(PROMPTS, 12, eos=[])
     assert drawn != likeliest
     assert unequal.generate(PROMPTS, 12, do_sample=True, top_k=1, eos=[]) == likeliest
@@ -428,6 +431,14 @@ def test_a_processor_of_ones_own_is_applied_to_the_likeliest_token_too(unequal):
     first = unequal.generate(PROMPTS[0], 1)
     never = transformers.SuppressTokensLogitsProcessor(first, device="cpu")
     assert unequal.generate(PROMPTS[0], 1, logits_processor=[never]) != first
+    seen = []
+
+    def note(tokens, scores):
+        seen.append(tokens[0].tolist())
+        return scores
+
+    answer = unequal.generate(PROMPTS[0], 3, logits_processor=[note])
+    assert seen == [PROMPTS[0] + answer[:count] for count in range(3)]
 
 
 @pytest.mark.parametrize(
