@@ -159,15 +159,29 @@ def test_every_policy_runs_at_the_smallest_budgets() -> None:
     [
         ({"trace": "smollm"}, "trace = 'smollm': no such trace; known: smollm2-135m, decode-4096, funnel"),
         ({"policies": ["lru"]}, "policy = 'lru': no such policy; known: full, sliding_window, .*, pyramidkv:RATIO"),
-        ({"policies": ["pyramidkv:0"]}, "policy = 'pyramidkv:0': no such policy"),
-        ({"policies": ["pyramidkv:1/0"]}, "policy = 'pyramidkv:1/0': no such policy"),
-        ({"policies": ["pyramidkv:x"]}, "policy = 'pyramidkv:x': no such policy"),
+        ({"policies": ["pyramidkv:0"]}, "policy = 'pyramidkv:0': the ratio must be"),
+        ({"policies": ["pyramidkv:1/0"]}, "policy = 'pyramidkv:1/0': the ratio must be"),
+        ({"policies": ["pyramidkv:x"]}, "policy = 'pyramidkv:x': the ratio must be"),
         ({"policies": []}, "policies: none given"),
         ({"budgets": []}, "budgets: none given"),
-        ({"budgets": ["0"]}, "budget = 0: is 0 positions, must be between 1 and the trace's 1024"),
-        ({"budgets": ["101%"]}, "budget = 101%: is 1034 positions, must be between 1 and the trace's 1024"),
-        ({"budgets": ["1.5"]}, "budget = '1.5': must be a number of positions or a percentage"),
-        ({"budgets": ["-3"]}, "budget = '-3': must be a number of positions or a percentage"),
+        (
+            {"budgets": ["0"]},
+            "budget = '0': must be a whole number of positions of 1 or more, or a percentage above 0%",
+        ),
+        (
+            {"budgets": ["101%"]},
+            "budget = '101%': must be a whole number of positions of 1 or more, or a percentage above 0%",
+        ),
+        ({"budgets": [0]}, "budget = 0: is 0 positions, must be between 1 and the trace's 1024"),
+        ({"budgets": ["1025"]}, "budget = 1025: is 1025 positions, must be between 1 and the trace's 1024"),
+        (
+            {"budgets": ["1.5"]},
+            "budget = '1.5': must be a whole number of positions of 1 or more, or a percentage above 0%",
+        ),
+        (
+            {"budgets": ["-3"]},
+            "budget = '-3': must be a whole number of positions of 1 or more, or a percentage above 0%",
+        ),
         ({"pool_kernel": 2}, "pool_kernel = 2"),
         ({"obs_window": 0, "policies": ["pyramidkv:4"]}, "obs_window = 0"),
         ({"jobs": 0}, "jobs = 0"),
@@ -286,10 +300,10 @@ def test_no_more_processes_are_asked_for_than_there_are_runs(monkeypatch: pytest
     assert asked == [3, 2, -1]
 
 
-def test_progress_counts_the_runs(quick: Results) -> None:
+def test_progress_starts_with_the_number_of_runs_and_counts_them(quick: Results) -> None:
     seen: list[tuple[int, int]] = []
     bench.run(traces.funnel(2, 50), [10], ["full", "tova"], progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 2), (2, 2)]
+    assert seen == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_jobs_measure_the_same(quick: Results, tmp_path: Path) -> None:
@@ -405,8 +419,8 @@ def test_the_command_prints_a_table_a_budget(capsys: pytest.CaptureFixture[str],
     assert re.search(r"204 positions a layer \(20 %\), 3264 in all, recent window 32", out)
     for name in ("full cache", "TOVA", "PyramidKV 4"):
         assert len(re.findall(rf"^{name}  ", out, re.MULTILINE)) == 2
-    assert max(len(line) for line in out.splitlines()) <= 120
-    assert len(re.findall(r"policy memory +time a step +in a stack$", out, re.MULTILINE)) == 2
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert len(re.findall(r"^policy +mass +layer +recall +saved +memory +a step +stack$", out, re.MULTILINE)) == 2
     assert len(re.findall(r"^TOVA .* \d+ µs +-$", out, re.MULTILINE)) == 2
     assert len(re.findall(r"^PyramidKV 4 .* \d+ µs +\d+ µs$", out, re.MULTILINE)) == 2
     assert "Time a step: on_decode_step and evict of all layers, an object for each layer" in " ".join(out.split())
@@ -429,11 +443,11 @@ def test_the_command_writes_a_report_and_says_how_to_make_it_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the bench extra")
-    arguments = ["--trace", "funnel", "--budgets", "20%", "--policies", "tova", "--report", str(tmp_path / "page")]
+    arguments = ["--trace", "funnel", "--budget", "20%", "--policies", "tova", "--report", str(tmp_path / "page")]
     assert cli.main(["bench", *arguments]) == 0
     assert str(tmp_path / "page" / "index.html") in capsys.readouterr().out.replace("\n", "")
     text = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
-    assert "<code>pb-kvcache bench --trace funnel --budgets 20% --policies tova</code>" in text
+    assert "<code>pb-kvcache bench --trace funnel --policies tova --budget 20%</code>" in text
 
 
 @pytest.mark.parametrize(
@@ -444,7 +458,8 @@ def test_the_command_writes_a_report_and_says_how_to_make_it_again(
         (["--trace", "junk.npz"], "junk.npz: not a trace file"),
         (["--policies", "lru"], "no such policy; known: full"),
         (["--policies", ","], "policies: none given"),
-        (["--budgets", "many"], "budget = 'many'"),
+        (["--budget", "many"], "--budget many: must be"),
+        (["--budget", "-3%"], "--budget -3%: must be"),
         (["--jobs", "0"], "jobs = 0"),
         (["--report", "junk.npz"], "junk.npz"),
     ],

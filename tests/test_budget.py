@@ -100,9 +100,9 @@ def test_command_prints_shares_total_and_loss(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--layers", "0"], "num_layers = 0"),
-        (["--layers", "4", "--ratio", "0"], "pyramid_ratio = 0"),
-        (["--layers", "4", "--budget", "-3"], "budget = -3"),
+        (["--layers", "0"], "--layers 0: must be"),
+        (["--layers", "4", "--ratio", "0"], "--ratio 0: must be"),
+        (["--layers", "4", "--budget", "-3"], "--budget -3: must be"),
         (["--layers", "2", "--budget", "3000000000"], "budget = 3000000000"),
     ],
 )
@@ -114,7 +114,7 @@ def test_command_refuses_in_one_line(arguments: list[str], message: str, capsys:
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["budget", "--layers", "many"], ["budget"], ["nonsense"], []])
+@pytest.mark.parametrize("arguments", [["budget", "--layer"], ["budget"], ["nonsense"], []])
 def test_command_line_errors_end_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)

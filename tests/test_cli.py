@@ -31,7 +31,7 @@ def start(*arguments: str, **options: object) -> subprocess.CompletedProcess[byt
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nonsense"], ["budget"], ["budget", "--layers", "many"], ["plan", "--layers", "3"]]
+    "arguments", [[], ["nonsense"], ["budget"], ["budget", "--nonsense"], ["plan", "--layers", "3"]]
 )
 def test_a_command_line_that_is_wrong_is_refused_in_one_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

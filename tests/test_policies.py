@@ -52,10 +52,30 @@ def test_labels_are_names_as_people_write_them(policy: str, label: str) -> None:
     assert _policies.label(policy) == label
 
 
-@pytest.mark.parametrize("policy", ["lru", "", "tova:", "tova:1", "plan", "pyramidkv", "pyramidkv:", "pyramidkv:-1"])
+@pytest.mark.parametrize("policy", ["lru", "", "tova:", "tova:1", "plan", "pyramidkv", "pyramid:4"])
 def test_a_name_that_is_none_is_refused_with_the_known_ones(policy: str) -> None:
-    with pytest.raises(ValueError, match=r"no such policy; known: full, .*, snapkv, pyramidkv:RATIO, plan:FILE$"):
+    with pytest.raises(ValueError, match=r"no such policy; known: full, .*, snapkv, pyramidkv:RATIO, plan:FILE(;|$)"):
         _policies.find(policy)
+
+
+@pytest.mark.parametrize("ratio", ["", "0", "-1", "1/0", "0/3", "x", "1/2/3", "nan", "1e3", "٣"])
+def test_a_ratio_that_is_none_is_refused_with_its_rule(ratio: str) -> None:
+    with pytest.raises(ValueError, match=r"^policy = 'pyramidkv:.*': the ratio must be a number or a fraction above 0"):
+        _policies.find(f"pyramidkv:{ratio}")
+
+
+@pytest.mark.parametrize(
+    ("policy", "meant"),
+    [("snapvk", "snapkv"), ("TOVA", "tova"), ("pyramid:4", "pyramidkv:4"), ("pyramidkv", "pyramidkv:RATIO")],
+)
+def test_the_nearest_name_is_suggested(policy: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=rf"; did you mean {meant}\?$"):
+        _policies.find(policy)
+
+
+def test_a_ratio_is_a_number_or_a_fraction() -> None:
+    assert _policies.ratio_of("pyramidkv:0.25") == _policies.ratio_of("pyramidkv:1/4")
+    assert _policies.label("pyramidkv:0.25") == "PyramidKV 0.25 (inverted)"
 
 
 def test_no_two_policies_of_a_plot_have_the_same_colour() -> None:

@@ -144,7 +144,7 @@ def test_a_refusal_shows_what_it_refuses(arguments: tuple[str, ...], capsys: pyt
     assert captured.err[:-1].isprintable()
 
 
-@pytest.mark.parametrize("arguments", [(EVIL,), ("budget", "--layers", EVIL), ("vectors", "a", EVIL)])
+@pytest.mark.parametrize("arguments", [(EVIL,), ("budget", "--layers", "4", EVIL), ("vectors", "a", EVIL)])
 def test_a_command_line_that_is_wrong_is_shown(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(arguments)

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import IO, Any, cast
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from .._text import printable, write_json
@@ -70,15 +70,20 @@ def print_table(table: Table) -> None:
     Where the first and one more are too wide, their lines run over: a number that is cut is another number.
     """
     target = console()
+    wide = target.options.update(width=4096)
     for column in table.columns:
         column.overflow = "fold"  # what a column has no room for goes to the next line
         if column.no_wrap:  # which Rich would cut
-            column.min_width = max(target.measure(cell).maximum for cell in (column.header, *column.cells))
+            column.min_width = max(target.measure(cell, options=wide).maximum for cell in _cells(column))
     for number, part in enumerate(_parts(table, target)):
         if number:
             target.print()
         least = _least(part, target)
         (target if target.width >= least else _Console(_OUT, least)).print(part)
+
+
+def _cells(column: Column) -> list[RenderableType]:
+    return [column.header, *column.cells]
 
 
 def _least(table: Table, target: Console) -> int:
@@ -89,6 +94,9 @@ def _least(table: Table, target: Console) -> int:
 def _parts(table: Table, target: Console) -> Iterator[Table]:
     """Yield tables with some of the columns each, as many as there is room for, each with the first one."""
     first, *rest = range(len(table.columns))
+    if len(rest) < 2 or _least(_columns(table, [first, rest[0]]), target) > target.width:
+        yield table
+        return
     while rest:
         count = len(rest)
         while count > 1 and _least(_columns(table, [first, *rest[:count]]), target) > target.width:
