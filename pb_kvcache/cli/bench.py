@@ -46,7 +46,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--policies",
         default=",".join(bench.POLICIES),
-        help=f"comma-separated, of {', '.join(policy_names())} (default {','.join(bench.POLICIES)})",
+        help=f"comma-separated, of {', '.join(policy_names())} (default {', '.join(bench.POLICIES)})",
     )
     parser.add_argument(
         "--obs-window",

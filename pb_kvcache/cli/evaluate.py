@@ -24,7 +24,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=(
             "Read prompts once each, compress what was read by every plan at every budget, and compare what the model "
             "says next with what it says from the full cache, and with right answers. Differences are to uniform "
-            "budgets, with 95 %% intervals. The same command continues an interrupted one. Needs "
+            "budgets, with 95 % intervals. The same command continues an interrupted one. Needs "
             "pip install 'pb-kvcache[transformers]'."
         ),
         examples=(

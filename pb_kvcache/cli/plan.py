@@ -46,8 +46,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--model",
         metavar="PATH",
         help="a transformers config.json, or its folder: gives layers, heads, head size and dtype. Layers with a "
-        "sliding window, and those that hold no keys and values, are left out of the plan. Needs the extra "
-        f"'transformers' for families other than {', '.join(FAMILIES)}",
+        "sliding window are left out of the plan. Needs the extra 'transformers' for families other than "
+        f"{', '.join(FAMILIES)}",
     )
     which.add_argument(
         "--curves",
