@@ -66,6 +66,7 @@ def compile_flags() -> list[str]:
     if sys.platform == "win32":
         return ["/std:c11", "/O2", "/fp:precise"]
     flags = ["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden"]
+    flags += ["-g0"]  # Python's own flags say -g, which makes the module 1.56 MB instead of 0.40
     if platform.machine().lower() in {"i386", "i486", "i586", "i686"} or (
         platform.machine().lower() in {"x86_64", "amd64"} and sys.maxsize < 2**32
     ):

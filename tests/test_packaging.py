@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import shutil
+import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -26,8 +30,6 @@ def sdist(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
 
 
 def _copy(target: Path) -> Path:
-    import shutil
-
     ignore = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "build-*", "dist", "*.so", "_native.c")
     shutil.copytree(ROOT, target, ignore=ignore)
     return target
@@ -35,17 +37,12 @@ def _copy(target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
-    """Build a wheel from the sdist alone."""
+    """Build a wheel from the sdist alone, with what is installed and without a network."""
     folder = tmp_path_factory.mktemp("wheel")
-    with tarfile.open(sdist) as archive:
-        if sys.version_info >= (3, 12):
-            archive.extractall(folder, filter="data")
-        else:
-            archive.extractall(folder)
-    (source,) = folder.iterdir()
-    script = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
-    done = run(sys.executable, "-c", script, folder, cwd=source)
-    return folder / done.stdout.splitlines()[-1]
+    offline = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
+    run(sys.executable, "-m", "pip", "wheel", *offline, "-w", folder, sdist)
+    (built,) = folder.glob("*.whl")
+    return built
 
 
 def test_sdist_has_all_that_a_build_and_its_tests_need(sdist: Path) -> None:
@@ -55,6 +52,7 @@ def test_sdist_has_all_that_a_build_and_its_tests_need(sdist: Path) -> None:
         wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob(pattern)}
         assert wanted - names == set()
     assert {"build.py", "setup.py", "pyproject.toml", "LICENSE", "README.md", "csrc/CMakeLists.txt"} <= names
+    assert {"CITATION.cff", "conda/recipe.yaml", "docs/conf.py", "docs/build_site", "examples/tour.ipynb"} <= names
 
 
 def test_wheel_built_from_the_sdist_is_complete_and_tagged_for_the_stable_abi(wheel: Path) -> None:
@@ -78,6 +76,10 @@ def test_wheel_built_from_the_sdist_is_complete_and_tagged_for_the_stable_abi(wh
     assert pb_kvcache.__version__ in wheel.name
 
 
+def test_wheel_is_below_nine_megabytes(wheel: Path) -> None:
+    assert wheel.stat().st_size < 9_000_000
+
+
 def test_python_m_build_in_the_root_says_what_to_run(run: Run) -> None:
     done = run(sys.executable, "-m", "build", status=1, cwd=ROOT)
     assert "pip wheel" in done.stderr
@@ -91,6 +93,49 @@ def test_wheel_works_where_the_source_is_not(wheel: Path, tmp_path: Path, run: R
         "assert pb_kvcache.__file__.startswith(sys.argv[1]); sys.exit(pb_kvcache.cli.main(['vectors']))"
     )
     done = run(sys.executable, "-c", script, tmp_path / "site", cwd=tmp_path)
+    assert re.fullmatch(r"\d+ passed, 0 failed", done.stdout.splitlines()[-1])
+
+
+@functools.cache
+def interpreters() -> dict[str, Path]:
+    """Return the other CPythons of this machine that take the stable-ABI wheel, one for each minor version."""
+    tell = (
+        "import sys, sysconfig; "
+        "print(sys.implementation.name, *sys.version_info[:2], sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"
+    )
+    names = [f"python3.{minor}" for minor in range(10, 20)]
+    places = [Path(found) for name in names if (found := shutil.which(name))]
+    for pattern in (".pyenv/versions/*/bin/python3", ".local/share/uv/python/*/bin/python3"):
+        places += sorted(Path.home().glob(pattern))
+    for pattern in ("usr/bin/python3.*", "usr/local/bin/python3.*", "opt/python/*/bin/python3"):
+        places += [place for place in sorted(Path("/").glob(pattern)) if re.fullmatch(r"python3(\.\d+)?", place.name)]
+    found = {f"{sys.version_info.major}.{sys.version_info.minor}": Path(sys.executable)}
+    for place in places:
+        done = subprocess.run([place, "-c", tell], capture_output=True, text=True, timeout=60, check=False)
+        kind, *numbers = done.stdout.split() or [""]  # a shim of pyenv without a version says nothing
+        if kind == "cpython" and (version := tuple(map(int, numbers[:2]))) >= (3, 10) and numbers[2] == "0":
+            found.setdefault(".".join(map(str, version)), place)
+    return dict(list(found.items())[1:])
+
+
+@pytest.mark.parametrize("version", [f"3.{minor}" for minor in range(10, 16)])
+def test_wheel_runs_on_every_other_cpython_here(version: str, wheel: Path, tmp_path: Path, run: Run) -> None:
+    if "abi3" not in wheel.name:
+        pytest.skip("a free-threaded build has no stable ABI")
+    if version not in interpreters():
+        pytest.skip(f"this machine has no other CPython {version}")
+    home = tmp_path / "environment"
+    run(interpreters()[version], "-m", "venv", "--without-pip", home)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", home / "bin" / "python")
+    # What the wheel needs comes from the registry. A machine that does not reach it says nothing of the wheel.
+    needed = [name for name in metadata.requires("pb-kvcache") or [] if "extra ==" not in name]
+    command = [str(part) for part in (*pip, "install", "--no-compile", "--only-binary=:all:", *needed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path)
+    if done.returncode:
+        pytest.skip(f"{', '.join(needed)} could not be had for CPython {version}: {done.stderr.splitlines()[-1]}")
+    run(*pip, "install", "--no-compile", "--no-index", wheel)
+    run(*pip, "check")
+    done = run(home / "bin" / "pb-kvcache", "vectors")
     assert re.fullmatch(r"\d+ passed, 0 failed", done.stdout.splitlines()[-1])
 
 
