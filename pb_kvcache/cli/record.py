@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._dtypes import DTYPE_BITS
-from ..lab import record, traces
+from ..lab import record, record_gguf, traces
 from ..lab._texts import file_names, read_texts
 from ..lab.findings import size
 from ._options import Count, add_model
@@ -23,11 +23,18 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=(
             "Run the first tokens of a text through a decoder on this machine and save every layer's attention, mean "
             "over heads, as a trace for 'pb-kvcache bench --trace'. Of a hybrid: the layers with attention. "
-            "Needs pip install 'pb-kvcache[transformers]'."
+            "Needs pip install 'pb-kvcache[transformers]', or pb-kvcache[llama-cpp] with --with llama-cpp."
         ),
         examples=("pb-kvcache record --model path/to/model --text text.txt --tokens 2048 -o mine.npz",),
     )
     add_model(parser, packaged=False, type=Path)
+    parser.add_argument(
+        "--with",
+        dest="engine",
+        choices=("transformers", "llama-cpp"),
+        default="transformers",
+        help="what runs the model (default transformers). llama-cpp takes any .gguf file, quantised as it is",
+    )
     parser.add_argument(
         "--text",
         type=Path,
@@ -78,17 +85,25 @@ def run(args: argparse.Namespace) -> int:
     def started(layers: int) -> None:
         say(_growth(layers, args.tokens, len(files)), sys.stderr)
 
+    own: dict[str, Any] = {}
+    if args.engine == "transformers":
+        record_texts: Any = record.record_texts
+        own = {"dtype": args.dtype, "device": args.device}
+    else:
+        record_texts = record_gguf.record_texts
+        for name, plain in (("dtype", "float32"), ("device", "cpu")):
+            if getattr(args, name) != plain:
+                raise ValueError(f"--{name}: is of transformers; llama.cpp computes as the file is, on the CPU")
     with progress("recording", args.tokens * len(files)) as show_progress:
-        recorded = record.record_texts(
+        recorded = record_texts(
             args.model,
             texts,
             args.tokens,
             model_name=args.name,
             metadata=metadata,
             started=started,
-            dtype=args.dtype,
-            device=args.device,
             progress=show_progress,
+            **own,
         )
         done = []
         for file, trace in zip(files, recorded, strict=True):
