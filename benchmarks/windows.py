@@ -24,6 +24,7 @@ import transformers  # noqa: E402
 from pb_kvcache import CurveSet, plan  # noqa: E402
 from pb_kvcache.lab import bench, evaluate, tasks  # noqa: E402
 from pb_kvcache.transformers import HeldPrompt  # noqa: E402
+from pb_kvcache.transformers._forward import forward  # noqa: E402
 
 ANSWER, BLOCK = 32, 16
 RULE = CurveSet.load("smollm2").selection
@@ -75,7 +76,7 @@ class Prompt:
         self.expected = self.logprobs(self.held.full())
 
     def _feed(self, cache: Any, tokens: list[int]) -> Any:
-        return self.model(input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True).logits[0]
+        return forward(self.model, self.model, torch.tensor([tokens]), cache)[0]
 
     def logprobs(self, cache: Any) -> Any:
         """Return the log-probabilities before each token of the answer."""
