@@ -19,6 +19,7 @@ from .._curves import CurveSet
 from .._selection import DEFAULT, Default, Selection, rule_of
 from ._attention import NAMES, not_compiled, plain_implementation
 from ._budgets import Budgets
+from ._bytes import storage_bytes
 from ._layer import BudgetedLayer
 from ._probe import Facts, facts_of
 from ._ranks import Ranks
@@ -453,7 +454,7 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         lengths = np.zeros(len(self.layers), np.int64)
         for index, layer in enumerate(self.layers):
             if isinstance(layer, BudgetedLayer):
-                lengths[index] = layer.length
+                lengths[index] = layer.counts.max(initial=0)
             elif isinstance(getattr(layer, "keys", None), torch.Tensor) and layer.keys.dim() == 4:
                 lengths[index] = layer.keys.shape[-2]
         return lengths
@@ -553,10 +554,11 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
         return CacheReport(f"{type(self).__name__}: {self._budgets.describe()}", str(plain), tuple(rows))
 
     def _sequences(self, layer: BudgetedLayer) -> tuple[CacheSequenceReport, ...]:
-        kept = (layer.columns() >= 0).sum(axis=-1)  # (batch, kv_heads)
+        kept = layer.counts
         return tuple(
             CacheSequenceReport(
                 budget=None if layer.decided is None else int(layer.decided[row].max()),
+                head_budgets=() if layer.decided is None else _per_head(layer.decided[row], kept.shape[1]),
                 seen=int(seen),
                 kept=tuple(int(count) for count in kept[row]),
                 evicted=tuple(int(seen - count) for count in kept[row]),
@@ -578,6 +580,11 @@ class BudgetedCache(Cache):  # type: ignore[misc, unused-ignore]
             f"<{type(self).__name__}: {self._budgets.describe()}; {len(self.compressed_layers)} of {len(self.layers)} "
             f"layers compressed, {self._seen} tokens seen>"
         )
+
+
+def _per_head(budgets: Any, heads: int) -> tuple[int, ...]:
+    """Return one sequence's budgets in a layer, a number or one for each head, as one for each head."""
+    return tuple(int(budget) for budget in np.broadcast_to(budgets, heads))
 
 
 class PyramidKVCache(BudgetedCache):
@@ -665,8 +672,7 @@ def _tensors(layer: Any) -> list[torch.Tensor]:
 def _nbytes(layer: Any) -> int:
     if isinstance(layer, BudgetedLayer):
         return layer.nbytes
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in _tensors(layer)}
-    return sum(storages.values())
+    return storage_bytes(_tensors(layer))
 
 
 def _used_nbytes(layer: Any) -> int:

@@ -13,6 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ._attention import LAYER_MARK, LOCAL_WINDOW_DIMS, OwnMask, not_compiled, with_bias
 from ._budgets import Budgets
+from ._bytes import storage_bytes
 from ._hold import Holder
 from ._merging import merged_rows
 from ._output_error import budget_grid, output_differences, output_errors, rank_order
@@ -806,9 +807,10 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
     def nbytes(self) -> int:
         """Bytes of every tensor and policy that this layer holds, spare room included."""
         tensors = [self._key_buffer, self._value_buffer, self._bias_buffer, self._columns, self._slot_valid]
-        tensors.append(self._queries)
+        tensors += [self._queries, self._all_queries, self._weights, self._given]
         before = sum(queries.nbytes for queries in self._before)
-        held: int = before + sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
+        held: int = before + storage_bytes(tensor for tensor in tensors if tensor is not None)
+        held += 0 if self._mask is None else self._mask.nbytes  # maybe a part of the model's own
         held += 0 if self._ragged is None else self._ragged.nbytes
         return held + (self._holder.nbytes if self._holder is not None else 0)
 
@@ -836,16 +838,19 @@ class BudgetedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._mask.sum(dim=1).cpu().numpy() + missing  # type: ignore[no-any-return, unused-ignore]
 
     @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Tokens that every KV head of every sequence holds, ``(batch, kv_heads)``.
+
+        Not the slots in use: those of a shorter sequence may hold no token.
+        """
+        counts: npt.NDArray[np.int64] = (self.columns() >= 0).sum(axis=-1)
+        return counts
+
+    @property
     def head_lengths(self) -> npt.NDArray[np.int64]:
-        """Slots in use of every KV head, ``(kv_heads,)``: of the longest sequence."""
-        if self._holder is not None:
-            held: npt.NDArray[np.int64] = self._holder.seen(None).max(axis=0) - 1
-            return held
-        if self._ragged is not None:
-            longest: npt.NDArray[np.int64] = self._ragged.lengths.max(axis=0)
-            return longest
-        heads = 0 if self._key_buffer is None else int(self._key_buffer.shape[1])
-        return np.full(heads, self.length, np.int64)
+        """Tokens that every KV head holds, ``(kv_heads,)``: of the longest sequence."""
+        longest: npt.NDArray[np.int64] = self.counts.max(axis=0, initial=0)
+        return longest
 
     def columns(self) -> npt.NDArray[np.int64]:
         """Return the kept columns, ``(batch, kv_heads, kept)``, ascending, -1 fills up shorter sequences at the end."""

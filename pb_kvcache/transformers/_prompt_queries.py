@@ -107,7 +107,7 @@ class PromptQueries:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the sample and the moments."""
+        """Bytes of the sample, the moments and the rotation's course."""
         tensors: list[Any] = [self._sampled, self._lots]
-        held = sum(int(tensor.nbytes) for tensor in tensors if tensor is not None)
+        held = self._course.nbytes + sum(int(tensor.nbytes) for tensor in tensors if tensor is not None)
         return held if self._moments is None or not self._moments.count else held + self._moments.nbytes

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ._attention import with_bias
+from ._bytes import storage_bytes
 
 #: The attention of the model: (query, key, value, boolean mask or None) to (output, weights or None).
 Attend = Callable[
@@ -98,7 +99,7 @@ class RaggedRows:
         """Bytes of the buffers, of the columns, and of where the next rows go."""
         tensors = [self.keys, self.values, self._next, *(columns for heads in self.columns for columns in heads)]
         tensors += [] if self.bias is None else [self.bias]
-        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        return storage_bytes(tensors)
 
     def put_merged(self, merged: list[Any]) -> None:
         """Put merged rows in the place of the first rows of every head: keys, values and biases of each sequence.

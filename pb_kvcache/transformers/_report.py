@@ -14,8 +14,10 @@ from rich.table import Table
 class CacheSequenceReport:
     """What one layer holds of one sequence of the batch."""
 
-    #: Positions that the plan gives it. None: the prompt has not ended.
+    #: Positions that the plan gives it, the most of any KV head. None: the prompt has not ended.
     budget: int | None
+    #: Positions that the plan gives every KV head. Empty: the prompt has not ended.
+    head_budgets: tuple[int, ...]
     #: Tokens seen, padding not counted.
     seen: int
     #: Positions held, and positions gone, for every KV head.
@@ -77,7 +79,9 @@ class CacheReport:
         for layer in self.layers:
             table.add_row(
                 str(layer.layer),
-                "-" if layer.budget is None else str(layer.budget),
+                "-"
+                if layer.budget is None
+                else _range([count for sequence in layer.sequences for count in sequence.head_budgets], layer.budget),
                 _range([sequence.seen for sequence in layer.sequences], layer.seen),
                 _range([count for sequence in layer.sequences for count in sequence.kept], layer.kept),
                 _range([count for sequence in layer.sequences for count in sequence.evicted], layer.evicted),

@@ -122,6 +122,12 @@ class Course:
         self._last = angles[-1].clone()
         self._seen += len(angles)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the angles."""
+        angles = (self._first, self._last, self._step)
+        return sum(int(one.nbytes) for one in angles if one is not None)
+
     def next(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines of the next positions, ``(count, dims)`` float32, each angle twice.
 
