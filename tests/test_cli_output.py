@@ -276,6 +276,16 @@ def test_a_line_of_progress_starts_with_its_total(monkeypatch: pytest.MonkeyPatc
         assert sys.stderr.getvalue() == f"{begun}\r           \r"  # type: ignore[attr-defined]
 
 
+def test_an_error_that_has_nowhere_to_go_is_not_printed_among_the_results(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["budget", "--layers", "0"]) == 2
+    with pytest.raises(SystemExit):
+        cli.main(["nonsense"])
+    assert capsys.readouterr().out == ""
+
+
 def test_a_stream_that_is_closed_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     stream = _stream.Stream("stdout")

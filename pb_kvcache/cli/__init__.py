@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from .. import __version__, _start
 from .._text import one_line
 from . import bench, budget, calibrate, completion, evaluate, plan, record, vectors
-from ._output import complete, say
+from ._output import complain, complete
 from ._parser import Parser
 from ._stream import OutputError
 
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
-        say(f"pb-kvcache: {_message(error)}", sys.stderr)
+        complain(f"pb-kvcache: {_message(error)}")
         return 2
     return status
 

@@ -118,6 +118,11 @@ def say(text: object, file: IO[str] | None = None) -> None:
     _stream(file).write(printable(text) + "\n")
 
 
+def complain(text: object) -> None:
+    """Print one line to standard error: nowhere where that is closed, and not among the results."""
+    _ERR.write(printable(text) + "\n")
+
+
 def print_text(text: str, file: IO[str] | None = None) -> None:
     """Print a text of the program's own, whose line ends are to stay. To `file` as for :func:`say`."""
     _stream(file).write(text.rstrip("\n") + "\n")

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from .._suggest import did_you_mean
 from .._text import printable
-from ._output import print_text, say
+from ._output import complain, print_text
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """End the program."""
         if message:
-            say(message.rstrip("\n"), sys.stderr)
+            complain(message.rstrip("\n"))
         sys.exit(status)
 
     def _print_message(self, message: str, file: Any = None) -> None:

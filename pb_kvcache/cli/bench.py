@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from .._policies import label, policy_names
 from ..lab import bench, page, traces
 from ..lab.findings import TIMES, Gain, best_of, gains, layers, points, size, step_time
 from ._options import Budgets, Count, add_budget
-from ._output import console, print_json, print_table, progress, say
+from ._output import complain, console, print_json, print_table, progress, say
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -97,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         show(results)
     if args.report is not None:
         path = page.write(results, args.report, _command(args))
-        say(f"report: {path}", sys.stderr if args.json else None)
+        (complain if args.json else say)(f"report: {path}")
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..lab import _own_text, calibrate, evaluate, tasks
 from ..lab.tasks import Item
 from ..lab.verdict import table
 from ._options import Count, add_budget, add_model
-from ._output import print_table, progress, say
+from ._output import complain, print_table, progress, say
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -95,10 +94,7 @@ def run(args: argparse.Namespace) -> int:
     for sentence in [*found.summary.sentences(), *found.losses()]:
         say(sentence)
     if not found.wins and not args.force:
-        say(
-            "the plans do not win on prompts that they did not see: nothing is written (--force writes them)",
-            sys.stderr,
-        )
+        complain("the plans do not win on prompts that they did not see: nothing is written (--force writes them)")
         return 1
     _write(args, curves, plans, found)
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from ..lab import evaluate, evaluation_files, evaluation_page, tasks, verdict
 from ..lab._variants import MERGES, PLANS
 from ..lab.tasks import Item
 from ._options import Count, add_budget, add_model
-from ._output import console, print_table, progress, say
+from ._output import complain, console, print_table, progress, say
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
                 progress=show_progress,
             )
     except KeyboardInterrupt:
-        say(f"interrupted; what is done is in {file}, and the same command continues", sys.stderr)
+        complain(f"interrupted; what is done is in {file}, and the same command continues")
         raise
     header = _header(file) | {"command": _command(args)}
     summary = verdict.summarise(rows)
