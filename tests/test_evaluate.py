@@ -324,7 +324,7 @@ def test_another_model_question_or_prompt_is_refused_and_nothing_is_overwritten(
     [
         ({"budgets": ["2000"]}, r"budget = 2000: prompt 'made-0' holds 94 positions; .* or longer prompts"),
         ({"budgets": ["8"]}, r"uniform at 8: budget = 8: must be at least window \+ 1 = 33"),
-        ({"budgets": ["5 %x"]}, "must be a number of positions or a percentage"),
+        ({"budgets": ["5 %x"]}, "must be a whole number of positions of 1 or more, or a percentage"),
         ({"budgets": []}, "budgets: none given"),
         ({"items": []}, "items: none given"),
         ({"items": [ITEMS[0], ITEMS[0]]}, "items: two are called 'made-0'"),

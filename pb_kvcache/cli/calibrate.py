@@ -102,9 +102,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _items(args: argparse.Namespace, tokenizer: Any) -> tuple[list[Item], list[Item]]:
     """Return the prompts to measure and those to judge on, which share no part of a text."""
-    for name in ("prompts", "judge_prompts"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"{name.replace('_', '-')} = {getattr(args, name)}: must be at least 1")
     more = 0 if args.judge else args.judge_prompts
     items = tasks.make(
         "text", tokenizer, count=args.prompts + more, length=args.length, seed=args.seed, texts=args.text
