@@ -381,8 +381,8 @@ def test_shipped_curves_are_a_plan_by_their_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((["pyramid:x"],), "plan = 'pyramid:x': the ratio must be a number above 0, as in pyramid:4 or pyramid:1/4"),
-        ((["pyramid:0"],), "the ratio must be a number above 0"),
+        ((["pyramid:x"],), "plan = 'pyramid:x': the ratio must be a number or a fraction above 0"),
+        ((["pyramid:0"],), "the ratio must be a number or a fraction above 0"),
         ((["unifrom"],), "plan = 'unifrom': is neither a file nor one of .*; did you mean uniform?"),
         (
             (["uniform"], ["snap"]),
