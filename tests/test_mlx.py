@@ -457,6 +457,26 @@ def test_files_of_mlx_lm_hold_them(model: Any, tmp_path: Path, ended: bool) -> N
         assert one.rows == one.budget + 4
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"budget": np.int64(20), "weights": np.array([1, 2, 3, 1], np.float32)},
+        {"fraction": np.float32(0.3), "ratio": np.float64(3)},
+        {"memory": 80 * 256, "beta": 1.5},
+        {"plan": plan(4, 20, ratio=2)},
+    ],
+)
+def test_a_file_says_what_was_asked_for(model: Any, tmp_path: Path, given: dict[str, Any]) -> None:
+    caches = make_prompt_cache(model, selection=SMALL, **given)
+    model(tokens(60)[:, :-1], cache=caches)
+    stock.save_prompt_cache(str(tmp_path / "cache.safetensors"), caches)
+    loaded = stock.load_prompt_cache(str(tmp_path / "cache.safetensors"))
+    for some in (caches, loaded):
+        model(tokens(60)[:, -1:], cache=some)
+    assert [cache.rows for cache in loaded] == [cache.rows for cache in caches]
+    assert sum(cache.rows for cache in loaded) < 100
+
+
 def test_an_empty_cache_and_a_weighing_rule_in_files(model: Any, tmp_path: Path) -> None:
     file = str(tmp_path / "cache.safetensors")
     stock.save_prompt_cache(file, make_prompt_cache(model, budget=20, selection=SMALL))

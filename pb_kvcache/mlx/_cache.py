@@ -21,9 +21,8 @@ _STEP = 256
 class BudgetedKVCache(AttendingCache):
     """One layer's keys and values under a budget. Made by :func:`make_prompt_cache`.
 
-    Until the prompt is over, every token is held. Then each KV head keeps what its layer's budget allows, and every
-    later token is kept. A call that begins the cache again has to make a new list: a second prompt of a conversation is
-    appended whole.
+    Until the prompt is over, every token is held. Then each KV head keeps what its layer's budget allows. Every later
+    token is kept, those of a second prompt in a conversation as well.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ class Shared:
     plan
         What every layer keeps. None where `asked` says how much and how it falls.
     asked
-        Further arguments of :class:`LayerBudgets`: numbers, lists of numbers and None.
+        Further arguments of :class:`LayerBudgets`.
     prompt_length
         Tokens after which the prompt is over. None: it is over with the first call that brings a single token.
     projections
@@ -50,7 +50,6 @@ class Shared:
         self.projections = projections
         self.mask: mx.array | None = None  # the last one that a layer made for its model
         self._plan = plan
-        self._asked = dict(asked)
         self._offset: int | None = None  # tokens that every layer had seen before the step at hand
 
     def begin_step(self, index: int, layer: int, offset: int) -> None:
@@ -71,12 +70,21 @@ class Shared:
 
     def to_json(self) -> dict[str, Any]:
         """Return what :meth:`from_json` makes the same from, without the projections."""
+        # What was checked, not what was given: numbers of NumPy are no JSON.
+        amount, curve = self.budgets.amount, self.budgets.curve
+        asked: dict[str, Any] = {}
+        if self._plan is None:
+            asked[amount.kind] = amount.value
+            if curve.weights is not None:
+                asked["weights"] = curve.weights.tolist()
+            else:
+                asked.update({"ratio": curve.ratio} if curve.beta is None else {"beta": curve.beta})
         return {
             "version": _VERSION,
             "num_layers": self.budgets.num_layers,
             "selection": self.budgets.selection.to_dict(),
             "plan": None if self._plan is None else self._plan.to_dict(),
-            "asked": self._asked,
+            "asked": asked,
             "prompt_length": self.prompt_length,
         }
 
