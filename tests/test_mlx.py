@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,10 @@ from pb_kvcache.mlx import BudgetedKVCache, end_prompt, make_prompt_cache, unuse
 from pb_kvcache.mlx._selection import choose
 from pb_kvcache.mlx._value_weights import projection_of
 
+from .conftest import Run
+
 SMALL = Selection(window=8, kernel=3)
+KEYS = Selection(window=8, score="keydiff")
 VOCABULARY = 97
 
 
@@ -122,7 +126,7 @@ def close(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("selection", [SMALL, Selection(window=8, protect=3, sinks=2, pooling=None), "output"])
+@pytest.mark.parametrize("selection", [SMALL, Selection(window=8, protect=3, sinks=2, pooling=None), "output", KEYS])
 def test_logits_are_those_of_a_full_cache_with_masked_rows(kv_heads: int, selection: Any, masked: Any) -> None:
     model = use(tiny(num_key_value_heads=kv_heads))
     prompt = tokens(90)
@@ -613,6 +617,18 @@ def test_layers_with_a_sliding_window_keep_their_own_cache() -> None:
 
 
 # ---- what is refused ----
+
+
+def test_without_mlx_the_error_names_the_extra(run: Run) -> None:
+    script = """
+import sys
+sys.modules["mlx_lm"] = None
+try:
+    import pb_kvcache.mlx
+except ImportError as error:
+    print(error)
+"""
+    assert "pip install 'pb-kvcache[mlx]'" in run(sys.executable, "-c", script).stdout
 
 
 @pytest.mark.parametrize(
