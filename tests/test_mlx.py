@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,49 +15,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pb_kvcache import HeadPlan, Selection, plan, save_plan, scores_from_qk, select_from_scores, window_scores
+from pb_kvcache import Selection, plan, save_plan, scores_from_qk, select_from_scores, window_scores
 
-pytest.importorskip("mlx.core")
-pytest.importorskip("mlx_lm")
+# isort: split
+# First: where mlx is missing it skips this module.
+from .small_mlx import SMALL, close, generated, read, tiny, tokens
 
+# isort: split
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.generate import generate_step, speculative_generate_step
+from mlx_lm.generate import speculative_generate_step
 from mlx_lm.models import cache as stock
-from mlx_lm.models import gemma2, gpt_oss, llama
+from mlx_lm.models import llama
 from mlx_lm.models.base import create_attention_mask
 
-from pb_kvcache.mlx import BudgetedKVCache, end_prompt, make_prompt_cache, unuse, use
+from pb_kvcache.mlx import end_prompt, make_prompt_cache, unuse, use
 from pb_kvcache.mlx._selection import choose
 from pb_kvcache.mlx._value_weights import projection_of
 
-from .conftest import Run
-
-SMALL = Selection(window=8, kernel=3)
 KEYS = Selection(window=8, score="keydiff")
-VOCABULARY = 97
-
-
-def tiny(**changes: Any) -> Any:
-    """Return a random Llama of four layers whose attention is far from even."""
-    mx.random.seed(0)
-    options: dict[str, Any] = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": VOCABULARY,
-        "tie_word_embeddings": False,  # or every token would be followed by itself
-    }
-    model = llama.Model(llama.ModelArgs(**{**options, **changes}))
-    for layer in model.layers:
-        layer.self_attn.q_proj.weight = layer.self_attn.q_proj.weight * 4
-        layer.self_attn.v_proj.weight = layer.self_attn.v_proj.weight * 8
-    mx.eval(model.parameters())
-    return model
 
 
 @pytest.fixture
@@ -66,17 +41,6 @@ def model() -> Iterator[Any]:
     made = use(tiny())
     yield made
     unuse(made)
-
-
-def tokens(length: int, seed: int = 0, batch: int = 1) -> Any:
-    return mx.array(np.random.default_rng(seed).integers(0, VOCABULARY, (batch, length)))
-
-
-def read(model: Any, prompt: Any, caches: list[Any], step: int = 10_000) -> Any:
-    """Read a prompt as mlx-lm does: its last token apart. Return the logits of that."""
-    for start in range(0, prompt.shape[1] - 1, step):
-        model(prompt[:, start : min(start + step, prompt.shape[1] - 1)], cache=caches)
-    return model(prompt[:, -1:], cache=caches)
 
 
 class Masked(stock.KVCache):
@@ -115,14 +79,6 @@ def masked(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, Any, list[Any]], l
         return caches
 
     return make
-
-
-def close(one: Any, other: Any) -> None:
-    one, other = np.array(one), np.array(other)
-    np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * np.abs(other).max())
-
-
-# ---- what is computed ----
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -233,29 +189,6 @@ def test_sinks_take_part_in_the_softmax_that_scores() -> None:
     assert not np.array_equal(choose(mx.array(queries), mx.array(keys), 20, sinks=None, **given), expected)
 
 
-def test_a_model_with_sinks_and_sliding_windows_is_served() -> None:
-    mx.random.seed(0)
-    args = gpt_oss.ModelArgs(
-        model_type="gpt_oss",
-        hidden_size=64,
-        num_hidden_layers=4,
-        intermediate_size=32,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        vocab_size=VOCABULARY,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=16,
-    )
-    model = use(gpt_oss.Model(args))
-    caches = make_prompt_cache(model, budget=20, selection=SMALL)
-    assert [type(cache).__name__ for cache in caches] == ["RotatingKVCache", "BudgetedKVCache"] * 2
-    close(read(model, tokens(60), caches), read(model, tokens(60), stock.make_prompt_cache(model)))
-    assert [caches[1].rows, caches[3].rows] == [20, 20]
-    unuse(model)
-
-
 @pytest.mark.parametrize("bits", [None, 8])
 def test_a_value_weighs_what_its_layer_makes_of_it(bits: int | None) -> None:
     layer = tiny().layers[1]
@@ -285,11 +218,6 @@ def test_a_mask_that_is_an_array_is_replaced_by_each_layers_own(model: Any, monk
 
 
 # ---- through mlx-lm ----
-
-
-def generated(model: Any, prompt: Any, caches: list[Any] | None, count: int = 12, **options: Any) -> list[int]:
-    steps = generate_step(prompt, model, max_tokens=count, prompt_cache=caches, **options)
-    return [int(token) for token, _ in steps]
 
 
 @pytest.mark.parametrize("step", [16, 2048])
@@ -392,296 +320,3 @@ def test_a_loop_of_ones_own_says_when_the_prompt_is_over(model: Any) -> None:
     known = make_prompt_cache(model, budget=20, selection=SMALL, prompt_length=60)
     model(tokens(60), cache=known)
     np.testing.assert_array_equal(known[2].positions(), caches[2].positions())
-
-
-# ---- going back, copies, files ----
-
-
-def test_tokens_after_the_prompt_can_be_taken_back(model: Any) -> None:
-    caches = make_prompt_cache(model, budget=20, ratio=3, selection=SMALL)
-    read(model, tokens(60), caches)
-    model(tokens(2, seed=1), cache=caches)
-    twin = copy.deepcopy(caches)
-    model(tokens(5, seed=2), cache=caches)
-    assert stock.can_trim_prompt_cache(caches)
-    assert stock.trim_prompt_cache(caches, 5) == 5
-    later = tokens(3, seed=3)
-    np.testing.assert_array_equal(np.array(model(later, cache=caches)), np.array(model(later, cache=twin)))
-    before = [(cache.offset, cache.rows) for cache in caches]
-    with pytest.raises(ValueError, match="n = 6: must be at most 5, the tokens after the prompt"):
-        stock.trim_prompt_cache(caches, 6)
-    assert [(cache.offset, cache.rows) for cache in caches] == before
-
-
-def test_a_prompt_that_is_whole_can_be_taken_back_and_read_further(model: Any) -> None:
-    caches = make_prompt_cache(model, budget=50, ratio=4, selection=SMALL)
-    prompt = tokens(90)
-    read(model, prompt[:, :40], caches)
-    assert stock.trim_prompt_cache(caches, 10) == 10
-    read(model, prompt[:, 30:], caches)
-    whole = make_prompt_cache(model, budget=50, ratio=4, selection=SMALL)
-    read(model, prompt, whole)
-    assert [cache.rows for cache in caches] == [cache.rows for cache in whole]
-    for one, other in zip(caches, whole, strict=True):
-        np.testing.assert_array_equal(one.positions(), other.positions())
-    again = make_prompt_cache(model, budget=100, selection=SMALL)
-    read(model, prompt, again)
-    assert stock.trim_prompt_cache(again, 1000) == 90
-    assert all(cache.empty() for cache in again)
-
-
-def test_a_prompt_that_is_read_is_only_taken_back_where_its_length_is_known(model: Any) -> None:
-    caches = make_prompt_cache(model, budget=20, selection=SMALL)
-    model(tokens(60), cache=caches)
-    assert stock.trim_prompt_cache(caches, 5) == 0
-    with pytest.raises(ValueError, match="n = 5: the prompt is still read"):
-        caches[0].trim(5)
-    known = make_prompt_cache(model, budget=20, selection=SMALL, prompt_length=60)
-    model(tokens(58), cache=known)
-    assert stock.trim_prompt_cache(known, 5) == 5
-    model(tokens(60)[:, 53:], cache=known)
-    assert {cache.rows for cache in known} == {20}
-
-
-@pytest.mark.parametrize("ended", [True, False])
-def test_files_of_mlx_lm_hold_them(model: Any, tmp_path: Path, ended: bool) -> None:
-    made = plan(4, total=100, ratio=3, minimum=9)
-    caches = make_prompt_cache(model, plan=made, selection=SMALL, prompt_length=70)
-    prompt = tokens(70)
-    model(prompt if ended else prompt[:, :50], cache=caches)
-    stock.save_prompt_cache(str(tmp_path / "cache.safetensors"), caches, {"of": "a test"})
-    loaded, metadata = stock.load_prompt_cache(str(tmp_path / "cache.safetensors"), return_metadata=True)
-    assert metadata == {"of": "a test"}
-    assert all(type(cache) is BudgetedKVCache for cache in loaded)
-    for later in ([] if ended else [prompt[:, 50:]]) + [tokens(3, seed=1), tokens(1, seed=2)]:
-        np.testing.assert_array_equal(np.array(model(later, cache=caches)), np.array(model(later, cache=loaded)))
-    for one, other in zip(caches, loaded, strict=True):
-        np.testing.assert_array_equal(one.positions(), other.positions())
-        assert (one.rows, one.offset, one.prompt, one.budget) == (other.rows, other.offset, other.prompt, other.budget)
-        assert one.rows == one.budget + 4
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"budget": np.int64(20), "weights": np.array([1, 2, 3, 1], np.float32)},
-        {"fraction": np.float32(0.3), "ratio": np.float64(3)},
-        {"memory": 80 * 256, "beta": 1.5},
-        {"plan": plan(4, 20, ratio=2)},
-    ],
-)
-def test_a_file_says_what_was_asked_for(model: Any, tmp_path: Path, given: dict[str, Any]) -> None:
-    caches = make_prompt_cache(model, selection=SMALL, **given)
-    model(tokens(60)[:, :-1], cache=caches)
-    stock.save_prompt_cache(str(tmp_path / "cache.safetensors"), caches)
-    loaded = stock.load_prompt_cache(str(tmp_path / "cache.safetensors"))
-    for some in (caches, loaded):
-        model(tokens(60)[:, -1:], cache=some)
-    assert [cache.rows for cache in loaded] == [cache.rows for cache in caches]
-    assert sum(cache.rows for cache in loaded) < 100
-
-
-def test_an_empty_cache_and_a_weighing_rule_in_files(model: Any, tmp_path: Path) -> None:
-    file = str(tmp_path / "cache.safetensors")
-    stock.save_prompt_cache(file, make_prompt_cache(model, budget=20, selection=SMALL))
-    loaded = stock.load_prompt_cache(file)
-    read(model, tokens(60), loaded)
-    assert {cache.rows for cache in loaded} == {20}
-    weighing = make_prompt_cache(model, budget=20, selection="output")
-    model(tokens(60), cache=weighing)
-    stock.save_prompt_cache(file, weighing)
-    with pytest.raises(RuntimeError, match="loaded before its prompt was over does not know the model"):
-        end_prompt(stock.load_prompt_cache(file))
-
-
-@pytest.mark.parametrize("state", [None, [], [None] * 5 + ["{}"], [None] * 5 + ["x"], (1, 2, 3)])
-def test_a_state_of_something_else_is_refused(state: Any) -> None:
-    with pytest.raises(ValueError, match="state: is not one of a BudgetedKVCache"):
-        BudgetedKVCache.from_state(state)
-
-
-def test_a_copy_is_independent(model: Any) -> None:
-    caches = make_prompt_cache(model, budget=20, selection="output")
-    model(tokens(60), cache=caches)
-    twin = copy.deepcopy(caches)
-    read(model, tokens(20, seed=1), caches)
-    assert {cache.offset for cache in twin} == {60}
-    read(model, tokens(20, seed=1), twin)
-    later = tokens(2, seed=2)
-    np.testing.assert_array_equal(np.array(model(later, cache=caches)), np.array(model(later, cache=twin)))
-
-
-# ---- models ----
-
-
-def test_other_caches_and_models_compute_what_they_did() -> None:
-    prompt, plain = tokens(40), llama.scaled_dot_product_attention
-    model, other = tiny(), tiny()
-    before = np.array(read(model, prompt, stock.make_prompt_cache(model)))
-    use(model)
-    use(use(other))
-    assert llama.scaled_dot_product_attention is not plain
-    np.testing.assert_array_equal(before, np.array(read(model, prompt, stock.make_prompt_cache(model))))
-    close(before, model(prompt)[:, -1:])  # without a cache
-    unuse(model)
-    unuse(model)
-    assert llama.scaled_dot_product_attention is not plain
-    assert make_prompt_cache(other)
-    unuse(other)
-    assert llama.scaled_dot_product_attention is plain
-
-
-def test_a_model_that_is_not_used_is_refused_and_one_no_longer_used_fails() -> None:
-    model = tiny()
-    with pytest.raises(ValueError, match=r"call pb_kvcache\.mlx\.use\(model\) first"):
-        make_prompt_cache(model)
-    caches = make_prompt_cache(use(model), budget=40)
-    unuse(model)
-    model(tokens(60), cache=caches)
-    with pytest.raises(RuntimeError, match="layer 0: the attention of the last step did not reach its cache"):
-        model(tokens(1), cache=caches)
-
-
-def test_a_layer_that_cannot_be_served_is_named() -> None:
-    args = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 64, "num_attention_heads": 4}
-    capped = gemma2.Model(
-        gemma2.ModelArgs(
-            model_type="gemma2", head_dim=16, rms_norm_eps=1e-5, vocab_size=9, num_key_value_heads=2, **args
-        )
-    )
-    with pytest.raises(ValueError, match="none of its modules calls mlx-lm's scaled_dot_product_attention"):
-        use(capped)
-    with pytest.raises(TypeError, match=r"model: must be an mlx\.nn\.Module"):
-        use("a model")
-
-
-class Changed(llama.Attention):
-    """An attention that does one thing that a compressed cache cannot follow."""
-
-    how = ""
-
-    def __call__(self, x: Any, mask: Any = None, cache: Any = None) -> Any:
-        if cache is None:
-            return super().__call__(x, mask, cache)
-        batch, new, _ = x.shape
-        queries, keys, values = (
-            part(x).reshape(batch, new, heads, -1).transpose(0, 2, 1, 3)
-            for part, heads in ((self.q_proj, 4), (self.k_proj, 2), (self.v_proj, 2))
-        )
-        offset = cache.offset if self.how != "rows" or cache.empty() else cache.held
-        queries, keys = self.rope(queries, offset=offset), self.rope(keys, offset=offset)
-        keys, values = cache.update_and_fetch(keys, values)
-        if self.how == "rows":
-            cache.held = keys.shape[2]
-        if self.how == "keys":
-            keys = keys * 1.0
-        if self.how == "bias":
-            mask = mx.zeros((new, keys.shape[2]))
-        options = {"cache": cache, "scale": self.scale, "mask": mask}
-        if self.how == "none":
-            output = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
-        else:
-            output = llama.scaled_dot_product_attention(queries, keys, values, **options)
-        if self.how == "twice":
-            output = llama.scaled_dot_product_attention(queries, keys, values, **options)
-        return self.o_proj(output.transpose(0, 2, 1, 3).reshape(batch, new, -1))
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [
-        ("rows", "the number of rows is taken for a position"),
-        ("keys", "layer 2: it changes keys or values between its cache and its attention"),
-        ("bias", "layer 2: its attention has a mask of its own"),
-        ("none", "layer 2: its attention does not go through"),
-        ("twice", "layer 2: its attention runs more often than its cache is written"),
-    ],
-)
-def test_the_probe_finds_what_cannot_be_followed(how: str, reason: str) -> None:
-    model, plain = tiny(), llama.scaled_dot_product_attention
-    model.layers[2].self_attn.__class__ = type("Other", (Changed,), {"how": how})
-    with pytest.raises(ValueError, match=reason):
-        use(model)
-    assert llama.scaled_dot_product_attention is plain
-    model.layers[2].self_attn.__class__ = type("Same", (Changed,), {"how": "same"})
-    unuse(use(model))
-
-
-def test_layers_with_a_sliding_window_keep_their_own_cache() -> None:
-    model = use(tiny(layer_types=["full_attention", "sliding_attention"] * 2, sliding_window=16))
-    caches = make_prompt_cache(model, budget=20, selection=SMALL)
-    assert [type(cache).__name__ for cache in caches] == ["BudgetedKVCache", "RotatingKVCache"] * 2
-    close(read(model, tokens(60), caches), read(model, tokens(60), stock.make_prompt_cache(model)))
-    assert [caches[0].rows, caches[2].rows] == [20, 20]
-    unuse(model)
-
-
-# ---- what is refused ----
-
-
-def test_without_mlx_the_error_names_the_extra(run: Run) -> None:
-    script = """
-import sys
-sys.modules["mlx_lm"] = None
-try:
-    import pb_kvcache.mlx
-except ImportError as error:
-    print(error)
-"""
-    assert "pip install 'pb-kvcache[mlx]'" in run(sys.executable, "-c", script).stdout
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"plan": HeadPlan([[20, 20]] * 4)}, r"plan: is a HeadPlan.*equal rows in all heads.*plan\.layer_plan\(\)"),
-        ({"plan": plan(3, 40)}, "plan: has 3 layers, the model has 4"),
-        ({"budget": 32}, "budget = 32: must be at least window"),
-        ({"selection": "mixed"}, "selection: has score = 'mixed'"),
-        ({"selection": Selection(second_hop=0.5)}, r"second_hop = 0\.5, which needs all queries"),
-        ({"selection": "best"}, "selection = 'best'"),
-        ({"prompt_length": 0}, "prompt_length = 0: must be greater than 0"),
-        ({"budget": 40, "fraction": 0.5}, "only one of them"),
-        ({"weights": [1, 2]}, "weights: has shape"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(model: Any, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_prompt_cache(model, **given)
-
-
-def test_a_plan_of_another_kind_is_refused(model: Any) -> None:
-    with pytest.raises(TypeError, match="plan: must be a LayerPlan"):
-        make_prompt_cache(model, plan=[40, 40, 40, 40])
-
-
-def test_another_batch_and_quantised_rows_are_refused(model: Any) -> None:
-    caches = make_prompt_cache(model, budget=40)
-    read(model, tokens(60), caches)
-    with pytest.raises(ValueError, match="layer 0: the cache holds a batch of 1 and meets one of 2"):
-        model(tokens(1, batch=2), cache=caches)
-    assert {cache.offset for cache in caches} == {60}
-    with pytest.raises(NotImplementedError, match="kv_bits"):
-        list(generate_step(tokens(60)[0], model, prompt_cache=caches, kv_bits=4, quantized_kv_start=0))
-
-
-def test_a_step_that_failed_between_two_layers_is_noticed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    caches = make_prompt_cache(model, budget=40)
-    read(model, tokens(60), caches)
-
-    def fail(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(caches[2], "update_and_fetch", fail)
-        with pytest.raises(KeyboardInterrupt):
-            model(tokens(1), cache=caches)
-    with pytest.raises(RuntimeError, match="layer 2 has seen 60 tokens and the first layer 61"):
-        model(tokens(1), cache=caches)
-
-
-def test_attention_that_is_not_finite_names_its_layer(model: Any) -> None:
-    model.layers[2].self_attn.k_proj.weight = model.layers[2].self_attn.k_proj.weight * mx.nan
-    caches = make_prompt_cache(model, budget=20, selection=SMALL)
-    with pytest.raises(ValueError, match="layer 2: q and k"):
-        read(model, tokens(60), caches)
