@@ -281,9 +281,9 @@ def test_the_default_budget_and_rule_are_those_of_the_transformers_caches(folder
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"budget": 8}, ValueError, "budget = 8: must be at least 9"),
+        ({"budget": 8}, ValueError, "budget = 8: must be at least window . 1 = 9"),
         ({"budget": 60.0}, TypeError, "budget = 60.0: must be an integer"),
-        ({"budget": 60, "layer_plan": UNEQUAL}, ValueError, "plan and budget"),
+        ({"budget": 60, "layer_plan": UNEQUAL}, ValueError, "plan, budget = 60: only one of them"),
         ({"layer_plan": plan(4, 60)}, ValueError, "plan: has 4 layers, the model has 3"),
         ({"layer_plan": plan(3, total=30, weights=[20, 5, 5])}, ValueError, "gives layer 1 a budget of 5"),
         ({"layer_plan": [60, 60, 60]}, TypeError, "plan: must be a LayerPlan .* not list"),

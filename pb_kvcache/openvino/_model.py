@@ -95,7 +95,7 @@ class PagedModel:
         self._chunk = None if chunk is None else at_least("chunk", chunk, rule.window)
         model, found = load(path, ir)
         self._engine = Engine(model, block=at_least("block", block, 1), dtype=dtype, properties=properties or {})
-        self._budgets = Budgets(self._engine.num_layers, budget=budget, layer_plan=plan, selection=rule)
+        self._budgets = Budgets(self._engine.num_layers, budget=budget, plan=plan, selection=rule)
         self._tokens = Tokens(found if tokenizer is None else tokenizer)
         self._sequences: dict[int, Held] = {}
         self._next = 0
@@ -125,7 +125,7 @@ class PagedModel:
 
     def budgets(self, length: int) -> npt.NDArray[np.int64]:
         """Return the rows that each layer keeps of a prompt of so many tokens, ``(num_layers,)``."""
-        return self._budgets.decide(at_least("length", length, 1))
+        return np.array(self._budgets.decide(at_least("length", length, 1)))
 
     def lengths(self, sequence: int) -> npt.NDArray[np.int64]:
         """Return the rows of a sequence in each layer, ``(num_layers,)``."""
