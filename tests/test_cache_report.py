@@ -163,3 +163,13 @@ def test_the_table_shows_budgets_of_heads_as_it_shows_their_rows() -> None:
     run(used("llama"), tokens(200), cache)
     first = str(cache.report()).splitlines()[2].split()
     assert " ".join(first[:9]) == "0 20 to 40 200 20 to 40 160"
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_report_says_where_eager_attention_costs_time(attention: str) -> None:
+    cache = BudgetedCache(used("llama", attention).config, budget=40, **COMMON)
+    run(used("llama", attention), tokens(100), cache)
+    report = cache.report()
+    assert report.attention == attention
+    assert ("use(model, attention='sdpa')" in str(report)) == (attention == "eager")
+    assert max(map(len, str(report).splitlines())) <= 120

@@ -9,6 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+#: What stands below the table where it costs time. The figures are those of docs/transformers.md.
+_EAGER = (
+    "eager attention makes every weight of the prompt: SmolLM2-135M reads 1,024 tokens in 1.8 times sdpa's time. Where "
+    "the model has it: use(model, attention='sdpa')"
+)
+
 
 @dataclass(frozen=True)
 class CacheSequenceReport:
@@ -98,6 +104,8 @@ class CacheReport:
             f"{self.nbytes / 1e6:.3f} MB held, {self.nbytes_full / 1e6:.3f} MB for a full cache ({share:.1%}); "
             f"attention: {self.attention}"
         )
+        if self.attention == "eager":
+            console.print(_EAGER)
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
