@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import pb_kvcache as pb
-from pb_kvcache import bench
+from pb_kvcache.lab import bench
 
 # This folder has a transformers.py, which is not the package that kvpress imports.
 sys.path = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).resolve().parent]
