@@ -23,7 +23,8 @@ def prose(document: Path) -> str:
 
 
 def links(document: Path) -> list[str]:
-    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`(?!\])", "", prose(document)))
+    text = re.sub(r"`[^`\n]*`(?!\])", "", prose(document))
+    return re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
 
 
 def anchors(document: Path) -> set[str]:

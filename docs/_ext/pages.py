@@ -2,7 +2,7 @@
 
 The table of contents is the list in ``index.md``: each of its headings is a part, each link to a page an entry.
 Links to the C headers lead to the C page, to CHANGELOG.md to its page. Links to other files of the tree become
-downloads, which MyST does by itself. Links to folders and to the README, which the site does not have, become text.
+downloads, which MyST does by itself. Links to folders and to Markdown that is no page of the site become text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _for_the_site(app: Sphinx, document: str, source: list[str]) -> None:
             return f"[{text}](#c-{header[1]}-h)"
         if path == "CHANGELOG.md":
             return f"[{text}](changelog.rst)"
-        return text if path == "README.md" or (app.srcdir.parent / path).is_dir() else found[0]
+        return text if path.endswith(".md") or (app.srcdir.parent / path).is_dir() else found[0]
 
     source[0] = _LINK.sub(link, source[0])
     if document == "index":

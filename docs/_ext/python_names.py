@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from docutils import nodes
-from sphinx.addnodes import pending_xref
+from sphinx.addnodes import desc_signature, pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.ext.autodoc.mock import _MockObject
@@ -31,11 +31,20 @@ def _resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: no
     if target.startswith("pb_kvcache."):  # where it is defined, not where it is documented
         found += [name for name in known if name.rpartition(".")[2] == target.rpartition(".")[2]]
     if not found:
-        return None
+        return content if _in_signature(node) else None
     node["reftarget"] = found[0]
     return env.domains.python_domain.resolve_xref(
         env, node["refdoc"], app.builder, node["reftype"], found[0], node, content
     )
+
+
+def _in_signature(node: nodes.Node) -> bool:
+    """Return whether a name is a type in a signature: one of others, or the package's name for a union of types."""
+    while node.parent is not None:
+        node = node.parent
+        if isinstance(node, desc_signature):
+            return True
+    return False
 
 
 def _owners(node: pending_xref) -> list[str]:

@@ -31,7 +31,8 @@ def use(model: _Model) -> _Model:
 
     Returns
     -------
-    The same object.
+    mlx.nn.Module
+        The same object.
 
     Raises
     ------
@@ -69,7 +70,8 @@ def unuse(model: _Model) -> _Model:
 
     Returns
     -------
-    The same object.
+    mlx.nn.Module
+        The same object.
     """
     if facts_of(model) is not None:
         delattr(model, _FACTS)

@@ -245,7 +245,7 @@ class PagedModel:
 
         Returns
         -------
-        str, list of int, or a list of these
+        str or list
             As the prompts are. Tokens have the one that ended them, text has not.
 
         Raises
