@@ -25,6 +25,7 @@ from .._filled_cache import cache_argument, common, filled_layers
 from .._text import printable
 from ._bars import quiet_bars
 from ._extra import extra, versions
+from ._model_file import gguf_fields, sha256
 from .traces import PackedTrace
 
 __all__ = ["DTYPES", "load_model", "record", "record_ids", "record_texts", "trace_bytes"]
@@ -188,11 +189,11 @@ def record_texts(
         raise ValueError("texts: none given")
     model, tokenizer = load_model(path, dtype=dtype, device=device)
     path = Path(path)
-    fields = _gguf_fields(path) if path.is_file() else {}
+    fields = gguf_fields(path) if path.is_file() else {}
     ids_of = {name: _token_ids(tokenizer, name, text, tokens, fields) for name, text in texts.items()}
     about: dict[str, Any] = {"name": path.stem if path.is_file() else path.name, "type": model.config.model_type}
     if path.is_file():
-        about |= {"file": path.name, "sha256": _sha256(path)}
+        about |= {"file": path.name, "sha256": sha256(path)}
         about |= {key: fields[key] for key in ("name_in_file", "licence", "architecture") if key in fields}
     if started is not None:
         started(int(model.config.get_text_config(decoder=True).num_hidden_layers))
@@ -379,23 +380,3 @@ class _Run:
             "kv_dtype": "float16" if self.dtype == "float32" else self.dtype,
             "dtype": self.dtype,
         }
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _gguf_fields(path: Path) -> dict[str, Any]:
-    """Return what a GGUF file says of its model: name, licence, ..."""
-    reader = extra("gguf").GGUFReader(path)
-    wanted = {
-        "general.name": "name_in_file",
-        "general.license": "licence",
-        "general.architecture": "architecture",
-        "tokenizer.ggml.add_bos_token": "add_bos_token",
-    }
-    return {ours: reader.fields[theirs].contents() for theirs, ours in wanted.items() if theirs in reader.fields}
