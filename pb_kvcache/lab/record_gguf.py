@@ -19,7 +19,7 @@ import numpy.typing as npt
 from .._checks import integer
 from .._text import printable
 from ._llama_cpp import Model
-from .record import _sha256
+from ._model_file import sha256
 from .traces import PackedTrace
 
 __all__ = ["record_gguf", "record_texts"]
@@ -182,7 +182,7 @@ def _found(model: Model, path: Path, ids: list[int], layers: list[int]) -> dict[
             "name": path.stem,
             "type": fields.get("architecture"),
             "file": path.name,
-            "sha256": _sha256(path),
+            "sha256": sha256(path),
             **fields,
         },
         "text": {"sha256_of_recorded_part": hashlib.sha256(model.text(ids).encode("utf-8")).hexdigest()},
