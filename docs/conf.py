@@ -11,6 +11,9 @@ sys.path[:0] = [str(DOCS / "_ext"), str(DOCS.parent)]
 
 import build
 
+# The references are of the installed package. The source beside the documents has no native module.
+sys.path.remove(str(DOCS.parent))
+
 project = "pb_kvcache"
 version = release = build.version()
 
