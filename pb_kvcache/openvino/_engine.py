@@ -12,6 +12,7 @@ import openvino as ov
 from .._checks import shown
 from .._options import choice
 from ._blocks import LayerBlocks
+from ._core import core
 from ._inputs import Inputs
 from ._sequence import Sequence as Held
 from ._transform import to_paged
@@ -45,7 +46,7 @@ class Engine:
             if name in properties:
                 raise ValueError(f"properties: has {name}, which dtype says")
         self.num_layers = to_paged(model)
-        compiled = ov.Core().compile_model(model, "CPU", {**properties, **precisions})
+        compiled = core().compile_model(model, "CPU", {**properties, **precisions})
         self.layers = [LayerBlocks(_maker(compiled, layer, block, dtype), block) for layer in range(self.num_layers)]
         self.block = block
         self.vocab = int(compiled.output("logits").get_partial_shape()[2].get_length())

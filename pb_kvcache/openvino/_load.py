@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import openvino as ov
+from ._core import core
+from ._genai import genai
 
 _MODEL = "openvino_model.xml"
 
@@ -58,26 +58,19 @@ def load(path: str | os.PathLike[str], ir: str | os.PathLike[str] | None) -> tup
 def _read(folder: Path) -> Any:
     if not (folder / _MODEL).exists():
         raise FileNotFoundError(f"path = {str(folder)!r}: has no {_MODEL}")
-    core = ov.Core()
-    core.set_property({"ENABLE_MMAP": False})  # the folder may be a temporary one
-    return core.read_model(folder / _MODEL)
+    return core().read_model(folder / _MODEL)
 
 
 def _convert(file: Path, folder: Path) -> tuple[Any, Any]:
     """Let openvino-genai read a GGUF file: it writes the IR beside the file, so the file is put into `folder`."""
-    try:
-        genai = importlib.import_module("openvino_genai")
-    except ImportError as error:
-        raise ImportError(
-            f"path: a .gguf file needs openvino_genai: pip install 'pb-kvcache[openvino]' ({error})"
-        ) from None
+    module = genai("path: a .gguf file")
     beside = folder / "model.gguf"
     try:
         beside.symlink_to(file.resolve())
     except OSError:  # a system without links
         shutil.copyfile(file, beside)
     try:
-        tokenizer = genai.LLMPipeline(str(beside), "CPU", enable_save_ov_model=True).get_tokenizer()
+        tokenizer = module.LLMPipeline(str(beside), "CPU", enable_save_ov_model=True).get_tokenizer()
     except RuntimeError as error:
         raise ValueError(f"path = {str(file)!r}: openvino-genai cannot read it: {error}") from None
     finally:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ._genai import genai
 
 
 class Tokens:
@@ -36,13 +37,7 @@ class Tokens:
         if not isinstance(self._source, Path):
             self._made = self._source
             return self._made
-        try:
-            genai = importlib.import_module("openvino_genai")
-        except ImportError as error:
-            raise ImportError(
-                f"prompts: text needs openvino_genai: pip install 'pb-kvcache[openvino]' ({error})"
-            ) from None
-        self._made = genai.Tokenizer(str(self._source))
+        self._made = genai("prompts: text").Tokenizer(str(self._source))
         return self._made
 
     @property
