@@ -122,11 +122,14 @@ def _each_budget(
     says: Callable[[list[ReplayReport]], str],
 ) -> list[Panel]:
     """Return a panel by layer for each budget. `draw` gets its axis and the reports at that budget."""
+    from matplotlib.ticker import MaxNLocator
+
     panels = []
     for budget in results.budgets:
         figure, axis = new()
         draw(axis, results.at(budget))
         plain(axis, "layer", y)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         title = f"{budget} positions a layer ({100 * budget / results.length:.0f} %)"
         panels.append(Panel(title, says(results.at(budget)), figure))
     return panels
