@@ -29,8 +29,8 @@ from ._text import read_json, write_json
 
 #: What the names of a rule's fields begin with in `measured`.
 RULE_PREFIX = "selection."
-#: Curves that come with the package, by name.
-SHIPPED = {"smollm2": "curves-smollm2-135m.npz"}
+#: Curves that come with the package, by name: of SmolLM2-135M-Instruct under the rules mixed and snapkv.
+SHIPPED = {"smollm2": "curves-smollm2-135m.npz", "smollm2-snapkv": "curves-smollm2-135m-snapkv.npz"}
 #: The most bytes of a file, and of one member: 8 million losses, 64 times 128 layers of 64 heads and 16 points.
 _LIMIT = 64 << 20
 #: The most bytes of `measured` as JSON.
@@ -42,6 +42,12 @@ def curve_file(path: str | os.PathLike[str]) -> Path | None:
     if os.fspath(path) in SHIPPED and not Path(path).exists():
         return Path(__file__).parent / "data" / SHIPPED[os.fspath(path)]
     return Path(path) if Path(path).suffix == ".npz" else None
+
+
+def measured_rule(measured: Mapping[str, Any]) -> Selection | None:
+    """Return the rule that ranked positions in a measurement, if what is said of it says so."""
+    fields = {name.removeprefix(RULE_PREFIX): value for name, value in measured.items() if name.startswith(RULE_PREFIX)}
+    return Selection.from_dict(fields) if fields else None
 
 
 class CurveSet:
@@ -96,12 +102,7 @@ class CurveSet:
     @property
     def selection(self) -> Selection | None:
         """The rule that ranked positions where the losses were measured, if `measured` says it."""
-        fields = {
-            name.removeprefix(RULE_PREFIX): value
-            for name, value in self._measured.items()
-            if name.startswith(RULE_PREFIX)
-        }
-        return Selection.from_dict(fields) if fields else None
+        return measured_rule(self._measured)
 
     @property
     def num_layers(self) -> int:
@@ -247,8 +248,9 @@ class CurveSet:
         Parameters
         ----------
         path
-            The file. What it is shows in its first bytes, whatever its name. Or ``"smollm2"``, where no file is called
-            that: the shipped curves of SmolLM2-135M-Instruct.
+            The file. What it is shows in its first bytes, whatever its name. Or, where no file is called that,
+            ``"smollm2"`` or ``"smollm2-snapkv"``: the shipped curves of SmolLM2-135M-Instruct, under the rule
+            ``"mixed"``, which keep wording best, or under ``"snapkv"``, which keep facts best.
         grid
             The budgets of a plain array, which has none. None for an ``.npz`` file, which has its own.
 

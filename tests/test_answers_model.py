@@ -67,10 +67,17 @@ def test_a_prompt_alone_divides_better_than_evenly(divergences, budget):
     assert np.mean(divergences["prompt mixed", budget]) < PROMPT[budget] * np.mean(divergences["uniform", budget])
 
 
-@pytest.mark.parametrize(("question", "budget"), [("seen", "64"), ("hidden", "128")])
-def test_calibrated_budgets_keep_facts_that_uniform_ones_lose(model, tmp_path, question, budget):
+@pytest.mark.parametrize(
+    ("curves", "rule", "question", "budget"),
+    [
+        ("smollm2", "mixed", "seen", "64"),
+        ("smollm2-snapkv", "snapkv", "seen", "64"),
+        ("smollm2", "repeat", "hidden", "128"),
+    ],
+)
+def test_calibrated_budgets_keep_facts_that_uniform_ones_lose(model, tmp_path, curves, rule, question, budget):
     items = tasks.make("retrieval", model[1], count=4, length=500, seed=1)
-    variants = evaluate.make_variants(["smollm2"], ["mixed" if question == "seen" else "repeat"])
+    variants = evaluate.make_variants([curves], [rule])
     scores = _measured(items, model, tmp_path, budgets=[budget], variants=variants, question=question, answer=1)
     ours = scores[variants[-1].label, budget]
     assert np.mean(ours) >= np.mean(scores["uniform", budget]) + 0.25

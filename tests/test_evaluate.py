@@ -16,8 +16,10 @@ transformers = pytest.importorskip("transformers")
 from transformers import DynamicCache  # noqa: E402
 
 from pb_kvcache import CurveSet, HeadPlan, Selection, cli, save_plan  # noqa: E402
+from pb_kvcache._curves import RULE_PREFIX, SHIPPED  # noqa: E402
 from pb_kvcache.lab import evaluate as module  # noqa: E402
 from pb_kvcache.lab._progress_file import ProgressFile, append  # noqa: E402
+from pb_kvcache.lab._variants import rule_named  # noqa: E402
 from pb_kvcache.lab.evaluate import evaluate, make_variants  # noqa: E402
 from pb_kvcache.lab.tasks import Item  # noqa: E402
 from pb_kvcache.transformers import BudgetedCache, repetition_scores, use  # noqa: E402
@@ -365,17 +367,53 @@ def test_a_plan_file_without_the_budget_is_refused(pair, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_shipped_curves_are_a_plan_by_their_name(tmp_path, monkeypatch):
-    (variant,) = make_variants(["smollm2"], ["mixed"])[1:]
-    assert variant.label == "smollm2 mixed"
-    assert variant.is_file
-    assert variant.options(64)["curves"] == "smollm2"
-    variant.check(None)  # curves have every budget
+def test_shipped_curves_are_a_plan_by_their_name_under_their_own_rule(tmp_path, monkeypatch):
+    variants = make_variants(["smollm2", "smollm2-snapkv"])[1:]
+    assert [variant.label for variant in variants] == ["smollm2 mixed", "smollm2-snapkv"]
+    for name, variant in zip(SHIPPED, variants, strict=True):
+        assert variant.is_file
+        assert variant.options(64)["curves"] == name
+        assert variant.rule == CurveSet.load(name).selection
+        variant.check(None)  # curves have every budget
+    assert make_variants(["smollm2"], ["output"])[1].label == "smollm2 output"
     # A file of that name comes first, and what is no curve file is refused.
     monkeypatch.chdir(tmp_path)
     Path("smollm2").write_text("no plan")
     with pytest.raises(ValueError, match="smollm2"):
         make_variants(["smollm2"])
+
+
+def measured_under(rule):
+    return {RULE_PREFIX + name: value for name, value in rule.to_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["snapkv", "output", "mixed", "keydiff", "expected"])
+def test_a_file_is_judged_under_the_rule_that_it_was_measured_under(tmp_path, name):
+    curves = CurveSet([33, 90], np.ones((4, 2, 2)), measured_under(rule_named(name)))
+    curves.save(tmp_path / "curves.npz")
+    plan = curves.plan(40).to_dict() | {"measured": curves.measured}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "plans.json").write_text(json.dumps([plan, curves.plan(50).to_dict() | {"measured": curves.measured}]))
+    files = [str(tmp_path / file) for file in ("curves.npz", "plan.json", "plans.json")]
+    variants = make_variants(["pyramid:2", *files])[1:]
+    assert [variant.selection for variant in variants] == ["snapkv", name, name, name]
+    assert [variant.selection for variant in make_variants(files, ["output", "mixed"])[1:]] == ["output", "mixed"] * 3
+
+
+@pytest.mark.parametrize(
+    ("measured", "message"),
+    [
+        (measured_under(Selection(window=16)), "was measured under .*, a rule without a name; say which one ranks"),
+        ({"selection.windows": 16}, "the rule that it was measured under: selection: has an unknown field 'windows'"),
+        ({"selection.window": "16"}, "the rule that it was measured under: window"),
+    ],
+)
+def test_a_rule_that_cannot_be_named_must_be_said(tmp_path, measured, message):
+    file = str(tmp_path / "curves.npz")
+    CurveSet([33, 90], np.ones((4, 2, 2)), measured).save(file)
+    with pytest.raises(ValueError, match=message):
+        make_variants([file])
+    assert make_variants([file], ["snapkv"])[1].selection == "snapkv"
 
 
 @pytest.mark.parametrize(

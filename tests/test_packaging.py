@@ -71,6 +71,7 @@ def test_wheel_built_from_the_sdist_is_complete_and_tagged_for_the_stable_abi(wh
         "pb_kvcache/_native.pyi",
         "pb_kvcache/data/filler.txt",
         "pb_kvcache/data/curves-smollm2-135m.npz",
+        "pb_kvcache/data/curves-smollm2-135m-snapkv.npz",
     } <= names
     assert [name for name in names if name.startswith(("tests", "csrc", "build"))] == []
     assert pb_kvcache.__version__ in wheel.name

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from .._curves import SHIPPED
 from .._text import read_json
 from ..lab import evaluate, evaluation_files, evaluation_page, tasks, verdict
 from ..lab._variants import MERGES, PLANS
@@ -44,9 +45,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--plan",
         nargs="+",
         default=["uniform"],
-        help=f"{', '.join(PLANS)}, smollm2, a plan or curve file, kvpress:PRESS",
+        help=f"{', '.join([*PLANS, *SHIPPED])}, a plan or curve file, kvpress:PRESS",
     )
-    add("--select", nargs="+", default=["snapkv"], help="snapkv, output, mixed, expected, keydiff, repeat")
+    add(
+        "--select",
+        nargs="+",
+        help="snapkv, output, mixed, expected, keydiff, repeat (default: the rule that a plan was measured under, or "
+        "snapkv)",
+    )
     add("--merge", nargs="+", default=["none"], help=f"{', '.join(MERGES)}")
     add("--question", choices=evaluate.QUESTIONS, default="seen", help="whether the choice may see it (default seen)")
     add(
@@ -157,7 +163,7 @@ def _command(args: argparse.Namespace) -> str:
         "filler": None,
         "budget": None,
         "plan": ["uniform"],
-        "select": ["snapkv"],
+        "select": None,
         "merge": ["none"],
         "question": "seen",
         "prompts": 10,

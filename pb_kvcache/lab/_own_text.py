@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from .. import CurveSet
-from .._curves import curve_file
-from .._text import printable, read_json
+from .._text import printable
+from ._measured import measured_of
 
 if TYPE_CHECKING:
     from .tasks import Item
@@ -61,16 +59,8 @@ def common_part(known: str, prompt: Sequence[int]) -> float:
 
 def measured_marks(path: str) -> str:
     """Return the marks in a plan file or a curve file. Empty where it has none: nothing is known of its text."""
-    entries: list[Any]
-    if curve_file(path):
-        entries = [CurveSet.load(path).measured]
-    else:
-        content = read_json(Path(path).read_bytes())
-        plans = content if isinstance(content, list) else [content]
-        entries = [plan.get("measured") for plan in plans if isinstance(plan, Mapping)]
-    found = [entry.get(FIELD) for entry in entries if isinstance(entry, Mapping)]
-    good = [text for text in found if isinstance(text, str) and re.fullmatch(f"([0-9a-f]{{{_DIGITS}}})*", text)]
-    return good[0] if good else ""  # plans of one file are of one measurement
+    text = measured_of(path).get(FIELD)
+    return text if isinstance(text, str) and re.fullmatch(f"([0-9a-f]{{{_DIGITS}}})*", text) else ""
 
 
 def refuse(name: str, known: str, items: Iterable[Item]) -> None:

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from .. import CurveSet, _quantities
-from .._curves import SHIPPED, curve_file
+from .._curves import SHIPPED, curve_file, measured_rule
 from .._plan_file import load_plan, read_plans
 from .._selection import SCORES, Selection
 from .._suggest import did_you_mean
 from ._figures import UNIFORM
 from ._kvpress import PREFIX, make_press
+from ._measured import measured_of
 
 #: Divisions of a total that need no file, and what begins those with a number.
 PLANS = (UNIFORM, "pyramid:RATIO", "adakv", "prompt")
 #: Ways to merge, and none.
 MERGES = ("none", "nearest", "fitted", "macro")
+#: Rules that have a name, and scores alone.
+_RULE_NAMES = tuple(dict.fromkeys([*Selection.NAMES, *SCORES[1:]]))
 
 
 def rule_named(name: str) -> Selection:
@@ -36,9 +39,10 @@ def rule_named(name: str) -> Selection:
     """
     if name in Selection.NAMES:
         return Selection.named(name)
-    if name not in SCORES[1:]:
-        known = list(dict.fromkeys([*Selection.NAMES, *SCORES[1:]]))
-        raise ValueError(f"selection = {name!r}: must be one of {', '.join(known)}{did_you_mean(name, known)}")
+    if name not in _RULE_NAMES:
+        raise ValueError(
+            f"selection = {name!r}: must be one of {', '.join(_RULE_NAMES)}{did_you_mean(name, _RULE_NAMES)}"
+        )
     return Selection(kernel=1, protect=8, score=name, value_weight=name == "expected")
 
 
@@ -121,9 +125,11 @@ class Variant:
 
 
 def make_variants(
-    plans: Sequence[str] = (UNIFORM,), selections: Sequence[str] = ("snapkv",), merges: Sequence[str] = ("none",)
+    plans: Sequence[str] = (UNIFORM,), selections: Sequence[str] | None = None, merges: Sequence[str] = ("none",)
 ) -> list[Variant]:
     """Return every plan with every rule and every way to merge. Uniform budgets of the plain rule come first.
+
+    Without `selections`, a file that says under which rule it was measured has that rule, and other plans SnapKV's.
 
     Raises
     ------
@@ -131,12 +137,15 @@ def make_variants(
         A name that is not known, or a file that cannot be read or holds something else.
     """
     found = [Variant()]
-    for plan, selection, merge in itertools.product(plans, selections, merges):
-        rule_named(selection)
-        if merge not in MERGES:
-            raise ValueError(f"merge = {merge!r}: must be one of {', '.join(MERGES)}{did_you_mean(merge, MERGES)}")
-        chosen = ("", "") if plan.startswith(PREFIX) else (selection, merge)
-        found.append(Variant(plan, *chosen, _digest(plan)))
+    for plan in plans:
+        digest = _digest(plan)
+        rules = (_own_rule(plan, digest),) if selections is None else selections
+        for selection, merge in itertools.product(rules, merges):
+            rule_named(selection)
+            if merge not in MERGES:
+                raise ValueError(f"merge = {merge!r}: must be one of {', '.join(MERGES)}{did_you_mean(merge, MERGES)}")
+            chosen = ("", "") if plan.startswith(PREFIX) else (selection, merge)
+            found.append(Variant(plan, *chosen, digest))
     unique = list(dict.fromkeys(found))
     labels: dict[str, Variant] = {}
     for variant in unique:
@@ -144,6 +153,23 @@ def make_variants(
         if other is not variant:
             raise ValueError(f"plan: {other.plan} and {variant.plan} are both called {variant.label!r}; rename one")
     return unique
+
+
+def _own_rule(plan: str, digest: str) -> str:
+    """Return the name of the rule that a plan's file was measured under. SnapKV's for another plan."""
+    try:
+        rule = measured_rule(measured_of(plan)) if digest and not plan.startswith(PREFIX) else None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"plan = {plan!r}: the rule that it was measured under: {error}") from None
+    if rule is None:
+        return Variant.selection
+    names = [name for name in _RULE_NAMES if rule_named(name) == rule]
+    if not names:
+        raise ValueError(
+            f"plan = {plan!r}: was measured under {rule}, a rule without a name; say which one ranks positions: "
+            f"selection, one of {', '.join(_RULE_NAMES)}"
+        )
+    return names[0]
 
 
 def _digest(plan: str) -> str:
