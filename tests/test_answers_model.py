@@ -72,6 +72,7 @@ def test_a_prompt_alone_divides_better_than_evenly(divergences, budget):
     [
         ("smollm2", "mixed", "seen", "64"),
         ("smollm2-snapkv", "snapkv", "seen", "64"),
+        ("smollm2", "mixed", "hidden", "128"),
         ("smollm2", "repeat", "hidden", "128"),
     ],
 )
