@@ -39,12 +39,23 @@ def rank_order(prompt: Prompt, rule: Selection, grid: Sequence[int]) -> torch.Te
         ``(kv_heads, n)`` int64.
     """
     kv_heads, n = prompt.keys.shape[:2]
+    smaller = grid[:-1]
+    if not smaller:
+        return torch.arange(n, device=prompt.keys.device).expand(kv_heads, n)
     scores = scores_of(prompt, rule)
-    level = torch.full((kv_heads, n), len(grid) - 1, device=prompt.keys.device)
-    for index in reversed(range(len(grid) - 1)):  # the kept ones of a budget are among those of the next
-        positions = select_from_scores(scores, grid[index], selection=rule, weights=prompt.weights)
-        level.scatter_(1, positions.long(), index)
-    return level.argsort(dim=1, stable=True)
+    # All budgets in one call, as if each had heads of its own.
+    kept = select_from_scores(
+        scores.repeat(len(smaller), 1),
+        [budget for budget in smaller for _ in range(kv_heads)],
+        selection=rule,
+        weights=None if prompt.weights is None else prompt.weights.repeat(len(smaller), 1),
+    )
+    heads = torch.arange(kv_heads, device=prompt.keys.device).repeat(len(smaller))
+    lengths = torch.tensor([len(positions) for positions in kept], device=heads.device)
+    places = torch.cat([positions.long() for positions in kept]) + (heads * n).repeat_interleave(lengths)
+    # The kept ones of a budget are among those of the next: the more budgets keep a position, the better it is.
+    times = torch.bincount(places, minlength=kv_heads * n).view(kv_heads, n)
+    return times.argsort(dim=1, stable=True, descending=True)
 
 
 def output_differences(
